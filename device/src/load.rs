@@ -66,7 +66,7 @@ pub fn throughput(spec: Spec, load: Load, policy: Policy) -> u64 {
         }
         served += free;
     }
-    let bytes = u128::from(load.size) * u128::try_from(served).unwrap_or(0);
+    let bytes = u128::from(load.size) * served as u128;
     u64::try_from(bytes * 1_000_000_000 / u128::from(now.max(1))).unwrap_or(u64::MAX)
 }
 

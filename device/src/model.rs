@@ -99,9 +99,9 @@ impl Device {
     }
 
     fn on_channel(&mut self, stripe: u64, after: u64, at: u64, len: u64) -> u64 {
-        let count = u64::try_from(self.channels.len()).unwrap_or(1);
-        let number = usize::try_from(stripe % count).unwrap_or(0);
-        let Some(channel) = self.channels.get_mut(number) else { return after };
+        let count = self.channels.len() as u64;
+        let channel = usize::try_from(stripe % count).ok().and_then(|number| self.channels.get_mut(number));
+        let Some(channel) = channel else { unreachable!("a number below that of the channels") };
         // The next stripe of a channel follows the last one on it.
         let place = (stripe / count) * self.spec.stripe + at % self.spec.stripe;
         let seek = if channel.head == place { 0 } else { self.spec.seek };

@@ -29,6 +29,7 @@ use memory::Segments;
 use crate::FileOffset;
 use crate::backlog::Backlog;
 use crate::io::{Action, EngineFailed, FileDone, FileError, FileId, FileOp, Io, OpId, Until};
+use crate::size::{in_memory, on_disk};
 use crate::slab::Slab;
 
 /// Marks the names of operations that were made here; the disk's own do not have it.
@@ -196,7 +197,7 @@ impl Aligner {
     fn push_whole(&mut self, op: FileOp, io: &mut impl Io) -> Result<(), FileOp> {
         let FileOp { id, file, action } = op;
         let (at, len) = match &action {
-            Action::Read { at, into: memory } | Action::Write { at, from: memory } => (*at, as_u64(memory.len())),
+            Action::Read { at, into: memory } | Action::Write { at, from: memory } => (*at, on_disk(memory.len())),
             Action::Deallocate { at, len } => (*at, *len),
             Action::SyncData => (FileOffset(0), 0),
         };
@@ -306,8 +307,8 @@ impl Aligner {
 
     fn start(&mut self, piece: Piece, claim: Claim, io: &mut impl Io) {
         let Piece { file, at, what, owner, .. } = piece;
-        let inside = |unit: &Segments, len: usize| unit.slice(as_usize(at - claim.at), len);
-        let whole = || Segments::zeroed(as_usize(claim.end - claim.at));
+        let inside = |unit: &Segments, len: usize| unit.slice(in_memory(at - claim.at), len);
+        let whole = || Segments::zeroed(in_memory(claim.end - claim.at));
         let (action, step) = match what {
             What::Pass(action) => (action, Step::Last),
             What::Read { into } => {
@@ -337,7 +338,7 @@ impl What {
         match self {
             What::Pass(Action::Read { into: memory, .. } | Action::Write { from: memory, .. })
             | What::Read { into: memory }
-            | What::Write { from: memory } => as_u64(memory.len()),
+            | What::Write { from: memory } => on_disk(memory.len()),
             What::Pass(_) => 0,
         }
     }
@@ -352,7 +353,7 @@ fn cut(op: &FileOp, unit: u64) -> Option<Vec<(FileOffset, What)>> {
         // Its storage does what it can of a range, or says that it cannot.
         Action::Deallocate { .. } | Action::SyncData => return None,
     };
-    let len = as_u64(memory.len());
+    let len = on_disk(memory.len());
     if at % unit == 0 && len % unit == 0 {
         return None;
     }
@@ -363,7 +364,7 @@ fn cut(op: &FileOp, unit: u64) -> Option<Vec<(FileOffset, What)>> {
         if from >= to {
             return;
         }
-        let memory = memory.slice(as_usize(from - at), as_usize(to - from));
+        let memory = memory.slice(in_memory(from - at), in_memory(to - from));
         let whole = from % unit == 0 && to % unit == 0;
         pieces.push((
             from,
@@ -384,7 +385,7 @@ fn cut(op: &FileOp, unit: u64) -> Option<Vec<(FileOffset, What)>> {
 /// Where what was written ends.
 fn end_of(action: &Action) -> Option<FileOffset> {
     match action {
-        Action::Write { at, from } => Some(*at + as_u64(from.len())),
+        Action::Write { at, from } => Some(*at + on_disk(from.len())),
         Action::Read { .. } | Action::SyncData | Action::Deallocate { .. } => None,
     }
 }
@@ -395,14 +396,6 @@ fn number_of(id: OpId) -> Option<u32> {
 
 fn copy(from: &Segments, into: &Segments) {
     into.copy_from(&from.to_vec());
-}
-
-fn as_u64(len: usize) -> u64 {
-    u64::try_from(len).unwrap_or(u64::MAX)
-}
-
-fn as_usize(len: u64) -> usize {
-    usize::try_from(len).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

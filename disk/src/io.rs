@@ -7,6 +7,7 @@
 use memory::Segments;
 
 use crate::FileOffset;
+use crate::size::{in_memory, on_disk};
 
 /// A file of the chain. When a chain is opened its files are numbered from the leaf (0) down; a leaf that is put on top
 /// later has a number of its own.
@@ -158,13 +159,12 @@ pub enum ReadFault {
 
 impl Source for &[u8] {
     fn len(&self) -> u64 {
-        u64::try_from((**self).len()).unwrap_or(u64::MAX)
+        on_disk((**self).len())
     }
 
     fn read_at(&mut self, at: FileOffset, bytes: &mut [u8]) -> Result<(), ReadFault> {
-        let end = at.saturating_add(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
-        let range = usize::try_from(at.0).ok().zip(usize::try_from(end.0).ok());
-        match range.and_then(|(from, to)| self.get(from..to)) {
+        let end = at.saturating_add(on_disk(bytes.len()));
+        match self.get(in_memory(at.0)..in_memory(end.0)) {
             Some(found) => {
                 bytes.copy_from_slice(found);
                 Ok(())

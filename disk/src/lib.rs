@@ -27,7 +27,6 @@ pub mod redo;
 mod request;
 mod round;
 mod shape;
-pub mod size;
 mod slab;
 mod span;
 mod stamp;
@@ -48,6 +47,7 @@ pub use io::{
     Action, Allocation, EngineFailed, FileDone, FileError, FileId, FileOp, Io, OpId, ReadFault, Source, Until,
 };
 pub use link::Link;
+pub use memory::size;
 pub use offset::{DiskOffset, FileOffset, FileRange};
 pub use parent::check_parent;
 pub use problem::{Problem, Severity};

@@ -105,6 +105,8 @@ pub const STATE_LEN: usize = 64;
 const WORD: usize = 8;
 /// Kept free for the mark that ends a gap.
 const SPARE: u64 = 8;
+/// No log has ever had this many bytes appended, nor will: a head behind it is damage, and could not be counted up.
+const HEAD_MAX: u64 = 1 << 63;
 
 /// Whether a log with this beginning holds something that is not in its image. True for a log that is not understood,
 /// as it may.
@@ -347,7 +349,8 @@ impl RedoLog {
         (self.head, self.tail) = (self.word(HEAD_AT), self.word(TAIL_AT));
         self.sealed = self.tail;
         self.failed = self.word(FAILED_AT) != 0;
-        if self.head % 8 != 0 || self.tail % 8 != 0 || self.tail > self.head || self.used() > self.capacity {
+        let is_in_order = self.tail <= self.head && self.head < HEAD_MAX;
+        if self.head % 8 != 0 || self.tail % 8 != 0 || !is_in_order || self.used() > self.capacity {
             let what = format!("the image's redo log is damaged: it goes from {} to {}", self.tail, self.head);
             return Err(ImageError::new(ImageErrorKind::Corrupt, what));
         }
@@ -361,7 +364,7 @@ impl RedoLog {
         }
         self.owed = owed;
         // Behind a gap that no round has ended, nothing counts, and nothing is to be appended.
-        let len = u64::try_from(count * WORD).unwrap_or(u64::MAX);
+        let len = on_disk(count * WORD);
         self.set_head(self.tail + len);
         Ok(())
     }
@@ -443,7 +446,7 @@ impl RedoLog {
                         at = HEADER_LEN;
                     }
                 }
-                self.set_head(self.head.saturating_add(len));
+                self.set_head(self.head + len);
             }
         }
         records.clear();
@@ -472,7 +475,7 @@ impl RedoLog {
     pub(crate) fn seal(&mut self) {
         if self.logging == Logging::Gap {
             self.store(self.place(self.head), recovery::GAP);
-            self.set_head(self.head.saturating_add(SPARE));
+            self.set_head(self.head + SPARE);
             self.logging = Logging::AfterGap;
         }
         self.sealed = self.head;
@@ -508,8 +511,7 @@ impl RedoLog {
 
     /// Where the byte of this number stands.
     fn place(&self, at: u64) -> usize {
-        let within = at.checked_rem(self.capacity).unwrap_or(0);
-        HEADER_LEN + in_memory(within)
+        HEADER_LEN + in_memory(at % self.capacity)
     }
 
     /// Where the last byte for records ends.
@@ -518,7 +520,10 @@ impl RedoLog {
     }
 
     fn word(&self, at: usize) -> u64 {
-        self.region.load_u64_native(at).unwrap_or(0)
+        let Some(word) = self.region.load_u64_native(at) else {
+            unreachable!("a word of the redo log lies outside of it")
+        };
+        word
     }
 
     fn store(&self, at: usize, value: u64) {

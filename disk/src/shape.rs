@@ -22,6 +22,7 @@ use memory::Segments;
 use crate::FileOffset;
 use crate::backlog::Backlog;
 use crate::io::{Action, EngineFailed, FileDone, FileError, FileId, FileOp, Io, OpId, Until};
+use crate::size::{in_memory, on_disk};
 use crate::slab::Slab;
 
 /// Marks the names of operations that were made here; others' marks are above ([`crate::Aligner`], `data_file`) and
@@ -139,7 +140,7 @@ impl<'a> Transfer<'a> {
     }
 
     fn len(&self) -> u64 {
-        as_u64(self.memory.len())
+        on_disk(self.memory.len())
     }
 }
 
@@ -230,8 +231,8 @@ impl Shape {
         let number = self.under_way.insert(Shaped::Split { op, left: 0, result: Ok(()) });
         let (mut from, mut left) = (0, 0);
         while from < memory.len() {
-            let here = at + as_u64(from);
-            let len = as_usize(piece - here % piece).min(memory.len() - from);
+            let here = at + on_disk(from);
+            let len = in_memory(piece - here % piece).min(memory.len() - from);
             let action = transfer_of(is_write, here, memory.slice(from, len));
             self.refused.push(FileOp { id: OpId(OURS | u64::from(number)), file, action }, io);
             if left == 0 && !self.refused.is_empty() {
@@ -254,7 +255,8 @@ impl Shape {
     /// Keeps a transfer until the batch ends, in a run that it is adjacent to, or in one of its own.
     fn keep(&mut self, op: FileOp) {
         let Some(Transfer { at, memory, is_write }) = Transfer::of(&op.action) else { return };
-        let (file, len, areas, end) = (op.file, as_u64(memory.len()), memory.parts().len(), at + as_u64(memory.len()));
+        let (file, len, areas, end) =
+            (op.file, on_disk(memory.len()), memory.parts().len(), at + on_disk(memory.len()));
         let (number, most) = (self.batch.len(), self.policy.merge_max());
         let fits = |run: &&mut Run| {
             let adjacent = run.end == at || run.at == end;
@@ -312,7 +314,7 @@ impl Shape {
         }
         let memory = ops.iter().filter_map(|op| Some(Transfer::of(&op.action)?.memory.clone())).collect();
         let action = transfer_of(run.is_write, run.at, Segments::joined(memory));
-        self.counts.merges += as_u64(ops.len());
+        self.counts.merges += on_disk(ops.len());
         let number = self.under_way.insert(Shaped::Merged(ops));
         FileOp { id: OpId(OURS | u64::from(number)), file: run.file, action }
     }
@@ -363,7 +365,7 @@ impl Shape {
             done.extend(ops.into_iter().map(|op| FileDone { op, result }));
             return;
         }
-        self.counts.redone += as_u64(ops.len());
+        self.counts.redone += on_disk(ops.len());
         ops.into_iter().for_each(|op| self.refused.push(op, io));
     }
 }
@@ -374,14 +376,6 @@ fn transfer_of(is_write: bool, at: FileOffset, memory: Segments) -> Action {
 
 fn number_of(id: OpId) -> Option<u32> {
     id.0.checked_sub(OURS).and_then(|number| u32::try_from(number).ok())
-}
-
-fn as_u64(len: usize) -> u64 {
-    u64::try_from(len).unwrap_or(u64::MAX)
-}
-
-fn as_usize(len: u64) -> usize {
-    usize::try_from(len).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Values under small numbers that are used again. Sized at the beginning, grown if that was too small.
 
+use crate::size::in_memory;
+
 /// Values of one type, each under the number that [`Slab::insert`] returned.
 #[derive(Debug)]
 pub struct Slab<T> {
@@ -68,7 +70,7 @@ impl<T> Default for Slab<T> {
 }
 
 fn place(number: u32) -> usize {
-    usize::try_from(number).unwrap_or(usize::MAX)
+    in_memory(number.into())
 }
 
 #[cfg(test)]

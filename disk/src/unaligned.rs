@@ -6,6 +6,7 @@
 
 use memory::Segments;
 
+use crate::size::in_memory;
 use crate::{DiskOffset, Span};
 
 /// A request that was widened to whole blocks.
@@ -47,8 +48,8 @@ pub(crate) fn inside(span: Span, block: u64) -> Option<Span> {
 impl Unaligned {
     /// A read of `asked` into `memory`: with it the memory of `outside`.
     pub fn read(asked: Span, outside: Span, memory: Segments) -> (Unaligned, Segments) {
-        let front = Segments::zeroed(size(asked.at - outside.at));
-        let back = Segments::zeroed(size(outside.end() - asked.end()));
+        let front = Segments::zeroed(in_memory(asked.at - outside.at));
+        let back = Segments::zeroed(in_memory(outside.end() - asked.end()));
         (Unaligned { asked, edges: Vec::new() }, Segments::joined(vec![front, memory, back]))
     }
 
@@ -75,7 +76,7 @@ impl Unaligned {
 
     /// Zeroes in `asked`.
     pub fn zeroes(asked: Span, outside: Span, block: u64) -> Unaligned {
-        Unaligned { asked, edges: edges(asked, outside, block, |span| Segments::zeroes(size(span.len))) }
+        Unaligned { asked, edges: edges(asked, outside, block, |span| Segments::zeroes(in_memory(span.len))) }
     }
 
     /// Whether blocks must be read before anything is written.
@@ -103,7 +104,7 @@ fn edges(asked: Span, outside: Span, block: u64, new: impl Fn(Span) -> Segments)
     let blocks = if first == last { vec![first] } else { vec![first, last] };
     let edge = |block: Span| {
         let inside = asked.intersection(block)?;
-        let before = Segments::zeroed(size(block.len));
+        let before = Segments::zeroed(in_memory(block.len));
         let part = |at: DiskOffset, end: DiskOffset| cut(&before, block, Span { at, len: end - at });
         let pieces = vec![part(block.at, inside.at), new(inside), part(inside.end(), block.end())];
         Some(Edge { block, after: Segments::joined(pieces), before })
@@ -113,12 +114,7 @@ fn edges(asked: Span, outside: Span, block: u64, new: impl Fn(Span) -> Segments)
 
 /// The bytes of `part` of the memory of `whole`.
 pub(crate) fn cut(memory: &Segments, whole: Span, part: Span) -> Segments {
-    memory.slice(size(part.at - whole.at), size(part.len))
-}
-
-/// Of memory that is there, or a part of a block: no longer than an address space.
-fn size(len: u64) -> usize {
-    usize::try_from(len).unwrap_or(usize::MAX)
+    memory.slice(in_memory(part.at - whole.at), in_memory(part.len))
 }
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ impl Region {
             return None;
         }
         let offset = usize::try_from(self.offset.checked_add(at)?).ok()?;
-        Some((self.mapping.base().wrapping_add(offset), usize::try_from(self.len.saturating_sub(at)).ok()?))
+        Some((self.mapping.base().wrapping_add(offset), usize::try_from(self.len - at).ok()?))
     }
 }
 

@@ -17,6 +17,7 @@ mod numa;
 mod segments;
 mod shared;
 mod shrinking;
+pub mod size;
 
 pub use buffer::{Buffer, PAGE};
 pub use guest::{GuestAddr, GuestMemory, Region};

@@ -5,6 +5,7 @@ use std::sync::{Arc, LazyLock};
 
 use smallvec::SmallVec;
 
+use crate::size::on_disk;
 use crate::{Buffer, GuestAddr, GuestMemory};
 
 /// One address range of this process. Laid out as the kernel's `struct iovec`, so that a list of parts can
@@ -159,7 +160,7 @@ impl Segments {
         let memory = self.owner.as_ref().and_then(|owner| (**owner).downcast_ref::<GuestMemory>());
         self.parts.iter().map(move |part| {
             let addr = memory.and_then(|memory| memory.addr_of(part.base));
-            (addr, u64::try_from(part.len).unwrap_or(u64::MAX))
+            (addr, on_disk(part.len))
         })
     }
 

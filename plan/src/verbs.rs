@@ -119,7 +119,7 @@ pub fn resize(len: u64, layers: &[Layer]) -> Result<Plan, Exposing> {
 /// Whether a layer can grow to `len` bytes: the one below it must not be longer than the layer is now.
 fn growing(layers: &[Layer], depth: usize, len: u64) -> Result<(), Exposing> {
     let len_of = |depth: usize| layers.get(depth).map(|layer| layer.len);
-    match (len_of(depth), len_of(depth.saturating_add(1))) {
+    match (len_of(depth), len_of(depth + 1)) {
         (Some(old), Some(below)) if len > old && below > old => Err(Exposing { depth, len: old, below }),
         _ => Ok(()),
     }

@@ -5,6 +5,8 @@
 //! doublings: 512 counts of 8 bytes, a page of memory, so that a histogram takes only the memory of the magnitudes that
 //! occur in it.
 
+use memory::size::in_memory;
+
 /// Buckets of a row.
 pub(crate) const ROW: usize = 512;
 /// Rows of a histogram: up to 2^41 ns, which is 36 minutes. What takes longer is in the last bucket.
@@ -22,7 +24,7 @@ pub(crate) fn bucket_of(ns: u64) -> usize {
     // How wide a bucket is, by the position of the highest bit: 1 ns in rows 0 and 1, then 2, 4 and so on.
     let width = (63 - (ns | ((2 << LINEAR_BITS) - 1)).leading_zeros()) - LINEAR_BITS;
     // What is left of the duration has its highest bit in place 9, and so begins at the row behind the width.
-    ((width as usize) << LINEAR_BITS) + usize::try_from(ns >> width).unwrap_or(0)
+    ((width as usize) << LINEAR_BITS) + in_memory(ns >> width)
 }
 
 /// The durations of a bucket, in nanoseconds: from, inclusive, to, exclusive.

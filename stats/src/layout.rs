@@ -53,10 +53,10 @@ pub(crate) const KIND_LEN: usize = 160;
 
 pub(crate) const SLOTS_AT: usize = 4096;
 /// Requests in flight that can be seen. More are counted, and not seen.
-pub const SLOTS: usize = 1024;
+pub const SLOTS: u16 = 1024;
 pub(crate) const SLOT_LEN: usize = 32;
 
-pub(crate) const HISTOGRAMS_AT: usize = SLOTS_AT + SLOTS * SLOT_LEN;
+pub(crate) const HISTOGRAMS_AT: usize = SLOTS_AT + SLOTS as usize * SLOT_LEN;
 pub(crate) const ROW_LEN: usize = ROW * 8;
 pub(crate) const HISTOGRAM_LEN: usize = ROWS * ROW_LEN;
 /// Histograms of a kind: of each stage, and of the whole.

@@ -161,7 +161,7 @@ impl Page {
             histograms: Histograms::new(file),
             sequence: 0,
             // The first ones are used first, so that a reader has few to look at.
-            free: (0..u16::try_from(SLOTS).unwrap_or(0)).rev().collect(),
+            free: (0..SLOTS).rev().collect(),
             slots_used: 0,
             answered: Vec::with_capacity(64),
             continued: false,
@@ -200,7 +200,7 @@ impl Page {
     /// Says which disk this is, and who writes.
     fn introduce(&mut self, source: Source, identity: &str) {
         self.store(SEQUENCE_AT, self.sequence | 1);
-        for slot in 0..SLOTS {
+        for slot in 0..SLOTS.into() {
             self.store(slot_at(slot), 0);
         }
         let bytes = identity.as_bytes();

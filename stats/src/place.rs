@@ -4,10 +4,9 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags};
 
 /// The directories of all pages of this machine: those of the disks of the daemon with this run directory, and of disks
 /// without a daemon.
@@ -32,8 +31,8 @@ pub fn pages_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// Opens a page to be read, without waiting for anything; `None` if it is no regular file.
 pub fn open(path: &Path) -> io::Result<Option<File>> {
-    let flags = i32::try_from((OFlags::NONBLOCK | OFlags::NOCTTY).bits()).unwrap_or(0);
-    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
     Ok(file.metadata()?.is_file().then_some(file))
 }
 

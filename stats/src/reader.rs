@@ -9,6 +9,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use memory::size::in_memory;
+
 use crate::clock::monotonic;
 use crate::histogram::{BUCKETS, Histogram, ROW};
 use crate::layout::*;
@@ -127,12 +129,11 @@ impl Reader {
         let (count, _) = self.traced()?;
         let mut number = from.max(count.saturating_sub(RECORDS as u64));
         let mut found = Vec::new();
-        let mut bytes =
-            vec![0; READ_AT_ONCE.min(usize::try_from(count.saturating_sub(number)).unwrap_or(0)) * RECORD_LEN];
+        let mut bytes = vec![0; READ_AT_ONCE.min(in_memory(count.saturating_sub(number))) * RECORD_LEN];
         while number < count {
             // Up to where the records go round.
-            let slot = usize::try_from(number % RECORDS as u64).unwrap_or(0);
-            let many = usize::try_from(count - number).unwrap_or(RECORDS).min(RECORDS - slot).min(READ_AT_ONCE);
+            let slot = in_memory(number % RECORDS as u64);
+            let many = in_memory(count - number).min(RECORDS - slot).min(READ_AT_ONCE);
             let bytes = bytes.get_mut(..many * RECORD_LEN).unwrap_or_default();
             self.file.read_exact_at(bytes, (TRACE_AT + slot * RECORD_LEN) as u64)?;
             let records = (number..).zip(bytes.chunks_exact(RECORD_LEN));
@@ -149,7 +150,7 @@ impl Reader {
         }
         match rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(at as u64)) {
             Ok(found) => {
-                let found = usize::try_from(found).unwrap_or(usize::MAX) / ROW_LEN * ROW_LEN;
+                let found = in_memory(found) / ROW_LEN * ROW_LEN;
                 Ok(Some(found.max(at)).filter(|found| *found < end))
             }
             Err(rustix::io::Errno::NXIO) => Ok(None),
@@ -183,7 +184,7 @@ impl Reader {
 
     /// The requests in flight, the oldest first.
     fn in_flight(&self, used: u64) -> Result<Vec<InFlight>, ReadError> {
-        let mut bytes = vec![0; usize::try_from(used).unwrap_or(SLOTS).min(SLOTS) * SLOT_LEN];
+        let mut bytes = vec![0; in_memory(used).min(SLOTS.into()) * SLOT_LEN];
         self.file.read_exact_at(&mut bytes, SLOTS_AT as u64)?;
         let word = |slot: &[u8], number: usize| {
             let bytes = slot.get(number * 8..number * 8 + 8).and_then(|bytes| bytes.try_into().ok());
@@ -234,7 +235,7 @@ impl Head {
     }
 
     fn identity(&self) -> String {
-        let len = usize::try_from(self.word(IDENTITY_AT)).unwrap_or(usize::MAX).min(IDENTITY_MAX);
+        let len = in_memory(self.word(IDENTITY_AT)).min(IDENTITY_MAX);
         let bytes = self.0.get(IDENTITY_AT + 8..IDENTITY_AT + 8 + len).unwrap_or_default();
         String::from_utf8_lossy(bytes).into_owned()
     }

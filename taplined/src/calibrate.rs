@@ -216,7 +216,7 @@ fn recorded(found: Calibration) -> Result<SrCalibration, Problem> {
     };
     let points = points.into_iter().map(|point| SrMeasured {
         size: point.size,
-        depth: u64::try_from(point.depth).unwrap_or(u64::MAX),
+        depth: point.depth as u64,
         sequential: point.sequential,
         split: point.policy.split,
         merge: point.policy.merge,

@@ -186,8 +186,7 @@ fn rename_if_there(from: &Path, to: &Path) -> io::Result<()> {
 
 impl Write for Rotating {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let len = u64::try_from(line.len()).unwrap_or(u64::MAX);
-        if self.written > 0 && self.written.saturating_add(len) > self.size_max {
+        if self.written > 0 && self.written + line.len() as u64 > self.size_max {
             // If rotation fails, the log keeps growing: too long is better than lost.
             if let Err(error) = self.rotate() {
                 STDERR.say(format_args!("cannot rotate the log {}: {error}", self.path.display()));
@@ -195,7 +194,7 @@ impl Write for Rotating {
             }
         }
         let written = self.file.write(line)?;
-        self.written = self.written.saturating_add(u64::try_from(written).unwrap_or(u64::MAX));
+        self.written += written as u64;
         Ok(written)
     }
 

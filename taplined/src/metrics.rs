@@ -92,8 +92,8 @@ pub async fn text(daemon: &Daemon) -> Result<String, Problem> {
     let repositories =
         srs.into_iter().filter_map(|sr| Some((named(sr.name.to_string(), sr.uuid), sr.space?))).collect();
     let host = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
-    let open_tasks = u64::try_from(tasks).unwrap_or(u64::MAX);
-    let failed_schedules = u64::try_from(failed).unwrap_or(u64::MAX);
+    let open_tasks = tasks as u64;
+    let failed_schedules = failed as u64;
     let found = Found { disks, repositories, vbds, open_tasks, failed_schedules, health, host };
     blocking("write metrics", move || {
         let mut registry = Registry::with_prefix("tapline");

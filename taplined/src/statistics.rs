@@ -139,7 +139,7 @@ impl Read {
             clock_ns: snapshot.read,
             pid: snapshot.pid,
             processes: snapshot.incarnation,
-            in_flight: u64::try_from(snapshot.in_flight.len()).unwrap_or(u64::MAX),
+            in_flight: snapshot.in_flight.len() as u64,
             oldest_ns: snapshot.oldest_of_all(),
             sleeps: count(stats::Count::Sleeps),
             polls_hit: count(stats::Count::PollsHit),

@@ -175,7 +175,7 @@ pub async fn append(daemon: &Daemon, uuid: Uuid, offset: u64, piece: Bytes) -> R
         let _turn = turn;
         at_work.file.write_all_at(&piece, offset).map_err(|error| file_failed("write a piece of an upload", &error))?;
         let mut arrived = at_work.arrived();
-        arrived.bytes = offset.saturating_add(u64::try_from(piece.len()).unwrap_or(u64::MAX));
+        arrived.bytes = offset + piece.len() as u64;
         arrived.last = Instant::now();
         Ok(())
     });

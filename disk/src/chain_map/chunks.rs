@@ -6,11 +6,12 @@
 use std::cell::Cell;
 
 use super::runs::{Compact, Runs};
+use crate::size::{in_memory, on_disk};
 
 /// Chunks in a region: as many as there are bits in a word.
 const REGION: u64 = 64;
 /// Regions in a table, for 8 GiB of disk.
-const TABLE: usize = 64;
+const TABLE: u32 = 64;
 /// The allocator's overhead for an allocation: its own word and the rounding.
 const ALLOCATOR: usize = 16;
 /// Chunks by which a region grows. Few, since of a large disk little is known, and most of this is unused.
@@ -51,7 +52,7 @@ impl Region {
     /// Where among the known chunks this one is or would be.
     fn rank(&self, bit: u64) -> usize {
         let below = self.known & bit.wrapping_sub(1);
-        usize::try_from(below.count_ones()).unwrap_or(usize::MAX)
+        in_memory(below.count_ones().into())
     }
 
     fn bytes(&self) -> usize {
@@ -63,7 +64,7 @@ impl Region {
 struct Table {
     /// Known chunks in all regions.
     known: usize,
-    regions: [Region; TABLE],
+    regions: [Region; TABLE as usize],
 }
 
 const TABLE_BYTES: usize = size_of::<Table>() + ALLOCATOR;
@@ -79,8 +80,7 @@ pub struct Chunks {
 impl Chunks {
     /// The number of chunks whose table pointers fit in this many bytes.
     pub fn within(bytes: usize) -> u64 {
-        let tables = u64::try_from(bytes / size_of::<Option<Box<Table>>>()).unwrap_or(0);
-        tables.saturating_mul(REGION).saturating_mul(u64::try_from(TABLE).unwrap_or(0))
+        on_disk(bytes / size_of::<Option<Box<Table>>>()) * REGION * u64::from(TABLE)
     }
 
     /// A map of `count` chunks, none of them known.
@@ -211,9 +211,8 @@ impl Chunks {
 /// The table of a chunk, the region there, and the bit there.
 fn place(chunk: u64) -> (usize, usize, u64) {
     let region = chunk / REGION;
-    let tables = u64::try_from(TABLE).unwrap_or(1);
-    let table = usize::try_from(region / tables).unwrap_or(usize::MAX);
-    (table, usize::try_from(region % tables).unwrap_or(usize::MAX), 1 << (chunk % REGION))
+    let (table, region) = (region / u64::from(TABLE), region % u64::from(TABLE));
+    (in_memory(table), in_memory(region), 1 << (chunk % REGION))
 }
 
 /// Memory taken by an allocation of this many bytes, with the allocator's overhead; zero for no bytes.

@@ -153,7 +153,8 @@ impl Runs {
             return Runs(std::iter::once(header.word()).chain(units).collect());
         }
         let form = if pages.is_some() { Form::PagesAndRuns } else { Form::Runs };
-        let header = Header { count: runs.len(), end: u16::try_from(end).unwrap_or(u16::MAX), form };
+        let Ok(end) = u16::try_from(end) else { unreachable!("the runs of a chunk end in it") };
+        let header = Header { count: runs.len(), end, form };
         let mut words = Vec::with_capacity(header.places_at() + runs.len() + runs.len().div_ceil(4));
         words.push(header.word());
         words.extend(pages.iter().flatten());

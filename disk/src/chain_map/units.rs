@@ -44,7 +44,8 @@ fn place<const UNIT: u64>(entry: u32) -> Location {
     if entry == ZERO {
         return Location::Zero;
     }
-    let file = FileId(u8::try_from(entry >> PLACE_BITS).unwrap_or(u8::MAX));
+    let [top, ..] = entry.to_be_bytes();
+    let file = FileId(top >> (PLACE_BITS - (u32::BITS - u8::BITS)));
     match entry & PLACE_MASK {
         INSIDE => Location::Compressed { file },
         unit => Location::Data { file, at: FileOffset(u64::from(unit) * UNIT) },

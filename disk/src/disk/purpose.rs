@@ -6,6 +6,7 @@ use super::Disk;
 use super::ops::Op;
 use super::queue::Parked;
 use crate::format::Format;
+use crate::size::on_disk;
 use crate::{Action, FileDone};
 
 impl<F: Format> Disk<F> {
@@ -36,8 +37,7 @@ impl<F: Format> Disk<F> {
     pub(super) fn note_reach(&mut self, op: &Op, done: &FileDone) {
         let is_placed = matches!(op, Op::Transfer { ticket: Some(_), .. } | Op::Filled { .. });
         if let (true, Action::Write { at, from }, Ok(())) = (is_placed, &done.op.action, done.result) {
-            let len = u64::try_from(from.len()).unwrap_or(u64::MAX);
-            self.chain.of(done.op.file).reaches(at.saturating_add(len));
+            self.chain.of(done.op.file).reaches(*at + on_disk(from.len()));
         }
     }
 }

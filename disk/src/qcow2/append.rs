@@ -178,7 +178,8 @@ impl Appender {
             block
         });
         let first_at = self.refcount_table_at + self.refcount_table_len;
-        let first = MetaWrite { at: FileOffset(first_at), bytes: blocks.next().unwrap_or_default() };
+        let Some(bytes) = blocks.next() else { unreachable!("the header has a refcount") };
+        let first = MetaWrite { at: FileOffset(first_at), bytes };
         let mut table = vec![0; index(self.refcount_table_len)];
         set_entry(&mut table, 0, first_at);
         for (number, block) in (1..).zip(blocks) {

@@ -37,9 +37,9 @@ const _: () = assert!(size_of::<RawBitmap>() == 24);
 pub fn split_entry(directory: &[u8]) -> Option<(RawBitmap, &[u8], &[u8])> {
     let (bitmap, rest) = RawBitmap::read_from_prefix(directory).ok()?;
     let name_at = index(bitmap.extra_len.get().into());
-    let name = rest.get(name_at..name_at.saturating_add(bitmap.name_len.get().into()))?;
-    let tail = name_at.saturating_add(name.len());
-    let rest = directory.get(tail.saturating_add(size_of::<RawBitmap>()).next_multiple_of(8)..)?;
+    let name = rest.get(name_at..name_at + usize::from(bitmap.name_len.get()))?;
+    let tail = name_at + name.len();
+    let rest = directory.get((size_of::<RawBitmap>() + tail).next_multiple_of(8)..)?;
     Some((bitmap, name, rest))
 }
 
@@ -69,11 +69,11 @@ pub fn mark_in_use(header: &Header, source: &mut dyn Source) -> Option<Vec<MetaW
     let mut changed = false;
     for _ in 0..bitmaps.count.get() {
         let (bitmap, _, rest) = split_entry(bytes.get(at..len)?)?;
-        let next = len.saturating_sub(rest.len());
+        let next = len - rest.len();
         let flags = bitmap.flags.get() | IN_USE;
         changed |= flags != bitmap.flags.get();
-        let place = at.saturating_add(FLAGS_AT);
-        bytes.get_mut(place..place.saturating_add(4))?.copy_from_slice(&flags.to_be_bytes());
+        let place = at + FLAGS_AT;
+        bytes.get_mut(place..place + 4)?.copy_from_slice(&flags.to_be_bytes());
         at = next;
     }
     let whole = at == len && bitmaps.count.get() > 0;
@@ -91,7 +91,7 @@ pub fn places(header: &Header, source: &mut dyn Source) -> Vec<FileRange> {
     places.push(FileRange { at: FileOffset(bitmaps.directory_at.get()), len: length(len) });
     let mut rest = bytes.get(..len).unwrap_or_default();
     while let Some((bitmap, _, next)) = split_entry(rest) {
-        let len = u64::from(bitmap.table_entries.get()).saturating_mul(8);
+        let len = u64::from(bitmap.table_entries.get()) * 8;
         places.push(FileRange { at: FileOffset(bitmap.table_at.get()), len });
         rest = next;
     }

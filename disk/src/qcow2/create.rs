@@ -12,6 +12,7 @@ use super::layout::{
     BACKING_NAME_MAX, COMPRESSION_TYPE, EXTENSION_FEATURE_NAMES, L1_BYTES_MAX, LEN_MAX, MAGIC, PAGE,
     REFCOUNT_TABLE_BYTES_MAX, RawFeatureName, RawHeader, SECTOR, index, length, set_entry,
 };
+use crate::size::in_32_bits;
 use crate::{Creation, FileOffset, ImageError, ImageErrorKind, Link, MetaWrite};
 
 /// Bytes in a cluster by default, as in other programs.
@@ -57,7 +58,7 @@ pub fn create(spec: &Spec) -> Result<Creation, ImageError> {
     let end = l1_at + (l1_entries * 8).next_multiple_of(cluster);
     let mut header = header(spec, l1_entries, l1_at);
     header.raw.refcount_table_at = cluster.into();
-    header.raw.refcount_table_clusters = u32::try_from(table_len / cluster).unwrap_or(u32::MAX).into();
+    header.raw.refcount_table_clusters = in_32_bits(table_len / cluster, "REFCOUNT_TABLE_BYTES_MAX").into();
     let mut table = vec![0; index(table_len)];
     set_entry(&mut table, 0, block_at);
     let mut block = vec![0; index(cluster)];
@@ -102,10 +103,10 @@ fn header(spec: &Spec, l1_entries: u64, l1_at: u64) -> Header {
     raw.version = 3.into();
     raw.cluster_bits = spec.cluster_size.trailing_zeros().into();
     raw.len = spec.len.into();
-    raw.l1_entries = u32::try_from(l1_entries).unwrap_or(u32::MAX).into();
+    raw.l1_entries = in_32_bits(l1_entries, "L1_BYTES_MAX").into();
     raw.l1_at = l1_at.into();
     raw.refcount_order = 4.into();
-    raw.header_len = u32::try_from(size_of::<RawHeader>()).unwrap_or(u32::MAX).into();
+    raw.header_len = in_32_bits(length(size_of::<RawHeader>()), "a page").into();
     if spec.compression == Compression::Zstd {
         (raw.compression, raw.incompatible) = (1, COMPRESSION_TYPE.into());
     }
@@ -134,7 +135,7 @@ fn first_page(header: &mut Header, parent: Option<&Link>) -> Result<Vec<u8>, Ima
     check_name(&name, parent.is_some())?;
     if !name.is_empty() {
         header.raw.backing_at = NAME_AT.into();
-        header.raw.backing_len = u32::try_from(name.len()).unwrap_or(u32::MAX).into();
+        header.raw.backing_len = in_32_bits(length(name.len()), "BACKING_NAME_MAX").into();
     }
     let mut page = header.first_sector()?;
     page.resize(index(NAME_AT), 0);

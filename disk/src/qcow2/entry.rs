@@ -80,7 +80,7 @@ pub enum Subcluster {
 
 impl Subclusters {
     fn get(self, number: u32) -> Subcluster {
-        let bit = |half: u64| half.checked_shr(number).unwrap_or(0) & 1 == 1;
+        let bit = |half: u64| half >> number & 1 == 1;
         match (bit(self.0), bit(self.0 >> SUBCLUSTERS)) {
             (_, true) => Subcluster::Zero,
             (true, false) => Subcluster::Data,

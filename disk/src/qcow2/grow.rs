@@ -7,6 +7,7 @@ use super::allocator::Allocator;
 use super::cluster::HostCluster;
 use super::counts::Cover;
 use super::layout::{L1_BYTES_MAX, LEN_MAX, SECTOR};
+use crate::size::in_32_bits;
 use crate::{ImageError, ImageErrorKind};
 
 impl Qcow2 {
@@ -43,7 +44,7 @@ impl Qcow2 {
             };
             self.clusters.tables.grow(entries, at);
             self.head.header.raw.l1_at = at.0.into();
-            self.head.header.raw.l1_entries = u32::try_from(entries).unwrap_or(u32::MAX).into();
+            self.head.header.raw.l1_entries = in_32_bits(entries, "L1_BYTES_MAX").into();
         }
         self.head.header.raw.len = len.into();
         self.head.changed();

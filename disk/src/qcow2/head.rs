@@ -8,6 +8,7 @@ use super::header::Header;
 use super::info::{backing_name, record_parent};
 use super::layout::{EXTENSION_STAMP, PAGE, RawHeader, STAMP_VALID, index, length};
 use crate::format::MetaWrite;
+use crate::size::in_32_bits;
 use crate::{FileOffset, ImageError, ImageErrorKind, Link, Stamp};
 
 /// Where the backing name may stand: one of the three is always free of the old name and the one before.
@@ -55,7 +56,7 @@ pub struct Writes {
 impl Head {
     /// The page of an image, as read.
     pub fn new(header: Header, page: Vec<u8>) -> Head {
-        let durable = page.get(..512).unwrap_or_default().to_vec();
+        let Some(durable) = page.get(..512).map(<[u8]>::to_vec) else { unreachable!("a cluster has 512 bytes") };
         let names = [place(&header.raw), None];
         Head {
             header,
@@ -157,9 +158,9 @@ impl Head {
             None => return unsupported("the first cluster has no room for the parent's name"),
         };
         header.raw.backing_at = at.into();
-        header.raw.backing_len = u32::try_from(len).unwrap_or(u32::MAX).into();
+        header.raw.backing_len = in_32_bits(len, "BACKING_NAME_MAX").into();
         header.first_sector()?;
-        if let Some(room) = self.page.get_mut(index(at)..index(at.saturating_add(len))).filter(|_| len > 0) {
+        if let Some(room) = self.page.get_mut(index(at)..index(at + len)).filter(|_| len > 0) {
             room.copy_from_slice(&header.backing);
             self.changes.name = true;
         }

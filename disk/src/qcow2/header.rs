@@ -14,6 +14,7 @@ use super::layout::{
     L1_BYTES_MAX, LEN_MAX, MAGIC, REFCOUNT_ORDER_MAX, REFCOUNT_TABLE_BYTES_MAX, RawBitmaps, RawExtension,
     RawFeatureName, RawHeader, RawIdentity, SECTOR, STAMP_VALID, SUBCLUSTERS_BITS_MIN, index, length,
 };
+use crate::size::in_32_bits;
 use crate::{FileOffset, ImageError, ImageErrorKind, Source, Stamp};
 
 /// An extension as it stands in the header.
@@ -98,9 +99,9 @@ impl Header {
         // Behind the end of the file is zero, as everywhere.
         first.resize(index(self.cluster_size()), 0);
         let backing_at = self.raw.backing_at.get();
-        let backing_len = index(self.raw.backing_len.get().into());
+        let backing_len = self.raw.backing_len.get().into();
         if backing_at != 0 {
-            let place = index(backing_at)..index(backing_at).saturating_add(backing_len);
+            let place = index(backing_at)..index(backing_at.saturating_add(backing_len));
             let Some(name) = first.get(place) else {
                 return corrupt(8, "the backing file's name reaches behind the first cluster");
             };
@@ -117,12 +118,12 @@ impl Header {
             };
             // Whatever length the mark has: it has no data, and nothing is behind it.
             if head.kind.get() == EXTENSION_END {
-                at = at.saturating_add(size_of::<RawExtension>());
+                at += size_of::<RawExtension>();
                 break;
             }
             check_extension(&self.raw, head.kind.get(), data.len(), length(at))?;
             self.extensions.push(Extension { kind: head.kind.get(), data: data.to_vec() });
-            at = at.saturating_add(size_of::<RawExtension>()).saturating_add(data.len().next_multiple_of(8));
+            at += size_of::<RawExtension>() + data.len().next_multiple_of(8);
         }
         self.extensions_end = length(at.min(first.len()));
         Ok(())
@@ -135,12 +136,12 @@ impl Header {
 
     /// Bytes of the L1 table.
     pub fn l1_len(&self) -> u64 {
-        u64::from(self.raw.l1_entries.get()).saturating_mul(8)
+        u64::from(self.raw.l1_entries.get()) * 8
     }
 
     /// Bytes of the refcount table.
     pub fn refcount_table_len(&self) -> u64 {
-        u64::from(self.raw.refcount_table_clusters.get()).saturating_mul(self.cluster_size())
+        u64::from(self.raw.refcount_table_clusters.get()) * self.cluster_size()
     }
 
     /// How the entries of L2 tables stand there.
@@ -216,7 +217,7 @@ impl Header {
             if extension.kind == EXTENSION_FEATURE_NAMES && !with_names {
                 continue;
             }
-            let len = u32::try_from(extension.data.len()).unwrap_or(u32::MAX);
+            let len = in_32_bits(length(extension.data.len()), "a cluster");
             let head = RawExtension { kind: extension.kind.into(), len: len.into() };
             bytes.extend_from_slice(head.as_bytes());
             bytes.extend_from_slice(&extension.data);
@@ -298,7 +299,7 @@ fn entries_of(raw: &RawHeader) -> EntryFormat {
 fn check_places(raw: &RawHeader) -> Result<(), ImageError> {
     let cluster: u64 = 1 << raw.cluster_bits.get();
     let reach = entries_of(raw).reach();
-    let l1_len = u64::from(raw.l1_entries.get()).saturating_mul(8);
+    let l1_len = u64::from(raw.l1_entries.get()) * 8;
     if l1_len > L1_BYTES_MAX {
         return corrupt(36, format!("an L1 table of {l1_len} bytes is larger than 32 MiB"));
     }
@@ -342,7 +343,7 @@ pub fn check_compression(raw: &RawHeader) -> Result<(), ImageError> {
 /// Whether the header names a refcount table that can be read.
 pub fn check_refcount_table(raw: &RawHeader) -> Result<(), ImageError> {
     let cluster: u64 = 1 << raw.cluster_bits.get();
-    let table_len = u64::from(raw.refcount_table_clusters.get()).saturating_mul(cluster);
+    let table_len = u64::from(raw.refcount_table_clusters.get()) * cluster;
     if table_len > REFCOUNT_TABLE_BYTES_MAX.max(cluster) || table_len == 0 {
         return corrupt(56, format!("a refcount table of {table_len} bytes is not between a cluster and 8 MiB"));
     }

@@ -6,6 +6,9 @@
 use zerocopy::byteorder::big_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+/// A length as an index in memory, and a length in memory as a length.
+pub use crate::size::{in_memory as index, on_disk as length};
+
 /// Bytes that storage writes whole or not at all, and the unit of the size of compressed clusters.
 pub const SECTOR: u64 = 512;
 /// Bytes that metadata is written in, and compressed clusters are read in: sectors of 4 KiB have it so.
@@ -180,25 +183,15 @@ pub fn name_sum(name: &[u8]) -> u64 {
 
 /// A big-endian entry of a table; zero behind its end.
 pub fn entry(bytes: &[u8], index: usize) -> u64 {
-    let at = index.saturating_mul(8);
-    let found = bytes.get(at..at.saturating_add(8)).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
+    let at = index * 8;
+    let found = bytes.get(at..at + 8).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
     found.map_or(0, u64::from_be_bytes)
 }
 
 /// Sets a big-endian entry of a table.
 pub fn set_entry(bytes: &mut [u8], index: usize, value: u64) {
-    let at = index.saturating_mul(8);
-    if let Some(place) = bytes.get_mut(at..at.saturating_add(8)) {
+    let at = index * 8;
+    if let Some(place) = bytes.get_mut(at..at + 8) {
         place.copy_from_slice(&value.to_be_bytes());
     }
-}
-
-/// A length as an index in memory.
-pub fn index(len: u64) -> usize {
-    usize::try_from(len).unwrap_or(usize::MAX)
-}
-
-/// A length in memory as a length.
-pub fn length(len: usize) -> u64 {
-    u64::try_from(len).unwrap_or(u64::MAX)
 }

@@ -90,6 +90,7 @@ pub(crate) fn stamp(source: &mut dyn Source) -> Result<Option<Stamp>, ImageError
 use crate::format::{
     Access, Committed, Corrupt, Discarded, Format, Mapping, MetaBlock, MetaWrite, Reserved, Tail, Ticket, Wait,
 };
+use crate::size::in_32_bits;
 use crate::{FileOffset, FileRange, Geometry, ImageError, ImageErrorKind, Link, Records, Source, Span, Stamp};
 
 use clusters::Clusters;
@@ -135,7 +136,7 @@ impl Qcow2 {
             len: clusters.len,
             block: 512,
             physical_block: 4096,
-            discard: u32::try_from(clusters.size()).unwrap_or(u32::MAX),
+            discard: in_32_bits(clusters.size(), "CLUSTER_BITS_MAX"),
             chs: None,
             read_only: access == Access::ReadOnly,
         };

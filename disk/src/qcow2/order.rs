@@ -5,6 +5,7 @@
 use super::Qcow2;
 use super::counts::Fate;
 use crate::format::MetaWrite;
+use crate::size::in_32_bits;
 
 /// Batches of a round that has nothing to spare. Where no order is needed, neighbours become one.
 #[derive(Debug, Default)]
@@ -40,7 +41,7 @@ impl Qcow2 {
             if std::mem::take(&mut allocator.table_moved) {
                 let (entries, at) = allocator.counts.table();
                 let clusters = (entries * 8) >> allocator.bits;
-                self.head.move_refcount_table(at, u32::try_from(clusters).unwrap_or(u32::MAX));
+                self.head.move_refcount_table(at, in_32_bits(clusters, "REFCOUNT_TABLE_BYTES_MAX"));
             }
             let counts = allocator.counts.seal();
             batches.counts = counts.raised;

@@ -11,6 +11,7 @@ use rustc_hash::FxHashMap;
 use super::layout::{index, length};
 use crate::FileOffset;
 use crate::format::{MetaBlock, MetaWrite, Wait};
+use crate::size::in_32_bits;
 
 /// Bytes of a slice, but for smaller clusters: what storage of 4 KiB sectors reads and writes at least.
 pub const SLICE: u64 = 4096;
@@ -105,7 +106,7 @@ impl Slices {
             return Ok(());
         }
         self.loading.insert(at);
-        Err(Wait::Load(MetaBlock { at, len: u32::try_from(self.size).unwrap_or(u32::MAX) }))
+        Err(Wait::Load(MetaBlock { at, len: in_32_bits(self.size, "SLICE") }))
     }
 
     /// Whether the slice at `at` was requested and is not loaded yet.
@@ -253,7 +254,7 @@ impl Slices {
 
 /// The mark of a part.
 fn bit(part: usize) -> u64 {
-    u32::try_from(part).ok().and_then(|part| 1u64.checked_shl(part)).unwrap_or(0)
+    1 << part
 }
 
 #[cfg(test)]

@@ -71,6 +71,9 @@ pub fn read(source: &mut dyn Source, header: &Header) -> Result<Snapshots, Image
         Err(ImageError::at(ImageErrorKind::Corrupt, at, what))
     };
     let cluster = header.cluster_size();
+    // The last cluster of a file need not be there in full. Behind it there can be no table: new clusters are allocated
+    // behind all tables.
+    let file_end = FileOffset(source.len()).align_up(cluster);
     if count > COUNT_MAX || start.0 == 0 || start % cluster != 0 {
         return wrong(FileOffset(60));
     }
@@ -78,18 +81,20 @@ pub fn read(source: &mut dyn Source, header: &Header) -> Result<Snapshots, Image
     for _ in 0..count {
         let bytes = header::read(source, at, RawSnapshot::bare_len(), "table of internal snapshots")?;
         let Ok(snapshot) = RawSnapshot::read_from_bytes(&bytes) else { return wrong(at) };
-        let (l1_at, l1_len) =
-            (FileOffset(snapshot.l1_at.get()), u64::from(snapshot.l1_entries.get()).saturating_mul(8));
+        let (l1_at, l1_len) = (FileOffset(snapshot.l1_at.get()), u64::from(snapshot.l1_entries.get()) * 8);
         if l1_at.0 == 0 || l1_at % cluster != 0 || l1_len > L1_BYTES_MAX || snapshot.extra_len.get() > EXTRA_MAX {
+            return wrong(at);
+        }
+        if l1_at.saturating_add(l1_len) > file_end {
             return wrong(at);
         }
         found.taken.push(FileRange { at: l1_at, len: l1_len });
         found.sizeless |= snapshot.extra_len.get() < EXTRA_MIN;
         at = at.saturating_add(snapshot.len());
-        if at.saturating_sub(start) > TABLE_MAX || at.0 > source.len().next_multiple_of(SECTOR) {
+        if at - start > TABLE_MAX || at.0 > source.len().next_multiple_of(SECTOR) {
             return wrong(at);
         }
     }
-    found.taken.push(FileRange { at: start, len: at.saturating_sub(start) });
+    found.taken.push(FileRange { at: start, len: at - start });
     Ok(found)
 }

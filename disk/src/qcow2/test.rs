@@ -210,6 +210,32 @@ fn what_cannot_be_written_safely_is_only_read() {
     }
 }
 
+/// An image with one snapshot, whose L1 table of one entry is at this byte; the last cluster is free for it.
+fn with_snapshot(l1_at: u64) -> Vec<u8> {
+    let mut file = new_file(64 * MIB);
+    let table = u64::try_from(file.len()).unwrap();
+    file[60..64].copy_from_slice(&1u32.to_be_bytes());
+    file[64..72].copy_from_slice(&table.to_be_bytes());
+    file.resize(file.len() + 2 * at(CLUSTER), 0);
+    let entry = &mut file[at(table)..];
+    entry[..8].copy_from_slice(&l1_at.to_be_bytes());
+    entry[8..12].copy_from_slice(&1u32.to_be_bytes());
+    entry[36..40].copy_from_slice(&16u32.to_be_bytes());
+    file
+}
+
+/// What is allocated would go behind it: to the end of what a file system can hold, or nowhere.
+#[test]
+fn a_snapshot_whose_table_is_behind_the_file_leaves_the_image_read_only() {
+    let last = u64::try_from(new_file(64 * MIB).len()).unwrap() + CLUSTER;
+    assert!(open(&with_snapshot(last)).is_ok());
+    for l1_at in [last + CLUSTER, 1 << 40, 1 << 55, u64::MAX - CLUSTER + 1] {
+        let file = with_snapshot(l1_at);
+        refused(&file, ImageErrorKind::Corrupt, "internal snapshots makes no sense");
+        assert!(read_only(&file).unwrap().geometry().read_only);
+    }
+}
+
 /// Two bits of every byte of the header and of some of the rest, one at a time.
 #[test]
 fn no_damage_makes_us_panic() {

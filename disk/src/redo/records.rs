@@ -12,6 +12,7 @@
 //! changed, so that it makes no difference how often it is done.
 
 use crate::FileOffset;
+use crate::size::on_disk;
 
 /// Kind of a record: bytes all alike.
 pub const FILL: u64 = 9;
@@ -75,7 +76,7 @@ impl Records {
         if !self.collecting || bytes.is_empty() {
             return;
         }
-        let len = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        let len = on_disk(bytes.len());
         if let ..=8 = len {
             self.begin(batch, at, len);
             self.words.push(word(bytes));

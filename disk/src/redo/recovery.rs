@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::records::{BYTES, FILL};
 use crate::format::MetaWrite;
+use crate::size::{in_memory, on_disk};
 use crate::{FileOffset, ImageError, ImageErrorKind, ReadFault, Source};
 
 /// The record that ends a gap: without place, batch or value. What is behind it counts only where it has been dropped.
@@ -97,7 +98,7 @@ impl Owed {
 
     /// Turns bytes that were read at `at` into what they are when all is written.
     pub fn patch(&self, at: FileOffset, bytes: &mut [u8]) {
-        let end = at.saturating_add(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
+        let end = at.saturating_add(on_disk(bytes.len()));
         let first = FileOffset(at.0.saturating_sub(SECTOR - 1));
         for (&sector, content) in self.sectors.range(first..end) {
             let (from, to) = (sector.max(at), (sector + SECTOR).min(end));
@@ -139,7 +140,7 @@ impl Record {
 
 /// How far an offset lies behind another.
 fn index(at: FileOffset, base: FileOffset) -> usize {
-    usize::try_from(at - base).unwrap_or(usize::MAX)
+    in_memory(at - base)
 }
 
 /// The records in front of a gap, and the words they take.
@@ -154,14 +155,20 @@ fn parse(words: &[u64]) -> Result<(Vec<Record>, usize), ImageError> {
             return Ok((records, all - words.len() - 1));
         }
         let (at, kind) = (FileOffset(head >> 8), (head >> 4) & 0xf);
-        let batch = u8::try_from(head & 0xf).unwrap_or(0);
+        let [.., low] = head.to_be_bytes();
+        let batch = low & 0xf;
         let value = words.next().ok_or_else(|| damaged("a record ends before its value"))?;
         let (len, content) = match kind {
             1..=8 => (kind, Content::Bytes(value.to_be_bytes().to_vec())),
-            FILL => (value >> 8, Content::Fill(u8::try_from(value & 0xff).unwrap_or(0))),
+            FILL => {
+                let [.., byte] = value.to_be_bytes();
+                (value >> 8, Content::Fill(byte))
+            }
             BYTES => {
-                let count = usize::try_from(value.div_ceil(8)).ok().filter(|&count| count <= words.len());
-                let count = count.ok_or_else(|| damaged("a record ends before its bytes"))?;
+                let count = in_memory(value.div_ceil(8));
+                if count > words.len() {
+                    return Err(damaged("a record ends before its bytes"));
+                }
                 (value, Content::Bytes(words.by_ref().take(count).flat_map(u64::to_be_bytes).collect()))
             }
             _ => return Err(damaged("a record is of no kind")),
@@ -177,7 +184,7 @@ fn parse(words: &[u64]) -> Result<(Vec<Record>, usize), ImageError> {
 /// A sector of the file; zeros behind its end.
 fn read_sector(source: &mut dyn Source, at: FileOffset) -> Result<[u8; 512], ImageError> {
     let mut sector = [0; 512];
-    let there = usize::try_from(source.len().saturating_sub(at.0).min(SECTOR)).unwrap_or(0);
+    let there = in_memory(source.len().saturating_sub(at.0).min(SECTOR));
     let Some(bytes) = sector.get_mut(..there).filter(|bytes| !bytes.is_empty()) else { return Ok(sector) };
     source.read_at(at, bytes).map_err(|fault| {
         ImageError::at(ImageErrorKind::Storage, at, format!("cannot read what a redo log has changes for: {fault}"))
@@ -190,7 +197,7 @@ fn writes(sectors: &Sectors, touched: &BTreeSet<FileOffset>) -> Vec<MetaWrite> {
     let mut writes: Vec<MetaWrite> = Vec::new();
     for at in touched {
         let Some(content) = sectors.get(at) else { continue };
-        let end = |write: &MetaWrite| write.at.saturating_add(u64::try_from(write.bytes.len()).unwrap_or(u64::MAX));
+        let end = |write: &MetaWrite| write.at + on_disk(write.bytes.len());
         match writes.last_mut().filter(|last| end(last) == *at) {
             Some(last) => last.bytes.extend_from_slice(content),
             None => writes.push(MetaWrite { at: *at, bytes: content.to_vec() }),
@@ -226,13 +233,13 @@ impl Source for Patched<'_> {
     }
 
     fn read_at(&mut self, at: FileOffset, bytes: &mut [u8]) -> Result<(), ReadFault> {
-        let len = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        let len = on_disk(bytes.len());
         let end = at.saturating_add(len);
         if end.0 > self.len() {
             return Err(ReadFault::PastEnd(end));
         }
-        let there = usize::try_from(self.source.len().saturating_sub(at.0).min(len)).unwrap_or(0);
-        let (in_file, behind) = bytes.split_at_mut_checked(there).unwrap_or_default();
+        let there = in_memory(self.source.len().saturating_sub(at.0).min(len));
+        let (in_file, behind) = bytes.split_at_mut(there);
         behind.fill(0);
         if !in_file.is_empty() {
             self.source.read_at(at, in_file)?;

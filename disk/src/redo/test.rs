@@ -336,6 +336,15 @@ fn a_log_that_makes_no_sense_is_an_error_and_never_a_panic() {
     assert_eq!(damaged(MAGIC_AT, 0), Ok(()));
 }
 
+#[test]
+fn a_log_whose_head_cannot_be_counted_up_is_refused() {
+    let bed = Bed::new();
+    let last = u64::MAX - 7;
+    bed.set_word(HEAD_AT, last);
+    bed.set_word(TAIL_AT, last);
+    assert_eq!(bed.try_open().map(|_| ()).map_err(|error| error.kind), Err(ImageErrorKind::Corrupt));
+}
+
 /// Logs of later versions, as a program of before finds them: what is not known of them is where anything else lies.
 #[test]
 fn a_log_of_another_version_is_refused_counts_as_left_and_is_not_touched() {

@@ -29,7 +29,7 @@ impl Storage {
         let Some(Transfer { at, memory, is_write }) = Transfer::of(&op.action) else {
             return FileDone { op, result: Ok(()) };
         };
-        let (from, to) = (as_usize(at.0), as_usize(at.0) + memory.len());
+        let (from, to) = (in_memory(at.0), in_memory(at.0) + memory.len());
         let fails = op.file == A && self.bad.is_some_and(|bad| (from..to).contains(&(bad * SECTOR)));
         if fails {
             return FileDone { op, result: Err(FileError::Failed(5)) };
@@ -47,7 +47,7 @@ impl Storage {
     fn seen(&self) -> Vec<(u8, usize, usize, bool)> {
         let seen = |op: &FileOp| match Transfer::of(&op.action) {
             Some(Transfer { at, memory, is_write }) => {
-                (op.file.0, as_usize(at.0) / SECTOR, memory.len() / SECTOR, is_write)
+                (op.file.0, in_memory(at.0) / SECTOR, memory.len() / SECTOR, is_write)
             }
             None => (op.file.0, 0, 0, true),
         };
@@ -77,7 +77,7 @@ impl Io for Storage {
 }
 
 fn sectors(count: usize) -> u64 {
-    as_u64(count * SECTOR)
+    on_disk(count * SECTOR)
 }
 
 fn policy(split: Option<usize>, merge: Option<usize>) -> ShapePolicy {
@@ -170,7 +170,7 @@ fn adjacent_transfers_of_one_batch_kind_and_file_are_merged_in_the_order_of_thei
 fn a_merged_transfer_is_no_larger_than_the_policy_says_and_never_split_again() {
     for (split, merge, expected) in [(None, 4, vec![4, 4, 2]), (Some(2), 8, vec![2, 2, 2, 2, 2])] {
         let (mut shape, mut io) = (Shape::new(policy(split, Some(merge))), Storage::new());
-        (0..10).for_each(|n| shape.push(write(n, A, as_usize(n), 1), &mut io).unwrap());
+        (0..10).for_each(|n| shape.push(write(n, A, in_memory(n), 1), &mut io).unwrap());
         shape.submit(&mut io);
         assert_eq!(io.seen().iter().map(|seen| seen.2).collect::<Vec<_>>(), expected);
     }
@@ -196,7 +196,7 @@ fn a_sync_or_a_deallocation_goes_on_behind_its_batch_and_nothing_is_merged_acros
 fn of_a_merged_transfer_that_fails_each_part_is_done_again_and_only_the_bad_one_fails() {
     let (mut shape, mut io) = (Shape::new(policy(None, Some(8))), Storage::new());
     io.bad = Some(5);
-    (0..4).for_each(|n| shape.push(write(n, A, 4 + as_usize(n), 1), &mut io).unwrap());
+    (0..4).for_each(|n| shape.push(write(n, A, 4 + in_memory(n), 1), &mut io).unwrap());
     let mut done = Vec::new();
     shape.reap(Until::Any, &mut io, &mut done).unwrap();
     assert!(done.is_empty(), "nothing is known of them yet");

@@ -14,6 +14,7 @@ use super::parent::{Parent, vhd_time};
 use super::space::BLOCK_ALIGN;
 use super::sparse::room_in_front;
 use super::survey::{BLOCK_MAX, BLOCK_MIN, LEN_MAX, bitmap_len, index};
+use crate::size::{in_32_bits, on_disk};
 use crate::{Creation, FileOffset, ImageError, ImageErrorKind, MetaWrite};
 
 /// The type of image to create.
@@ -100,7 +101,7 @@ fn sparse(spec: &Spec, block_size: u64) -> Result<Creation, ImageError> {
     header.data_offset = u64::MAX.into();
     header.table_offset = table_at.0.into();
     header.version = VERSION.into();
-    header.max_table_entries = u32::try_from(blocks).unwrap_or(u32::MAX).into();
+    header.max_table_entries = in_32_bits(blocks, "LEN_MAX").into();
     header.block_size = spec.block_size.into();
     writes.push(MetaWrite { at: HEADER_AT, bytes: header.sealed().as_bytes().to_vec() });
     writes.push(MetaWrite { at: table_at, bytes: vec![0xff; index(table_len)] });
@@ -122,11 +123,11 @@ pub fn batmap_len(blocks: u64) -> usize {
 /// A batmap with its header at `at`: its writes, and where it ends.
 pub fn new_batmap(at: FileOffset, bits: &[u8]) -> (Vec<MetaWrite>, FileOffset) {
     let map_at = at + SECTOR;
-    let len = u64::try_from(bits.len()).unwrap_or(u64::MAX);
+    let len = on_disk(bits.len());
     let mut header = RawBatmapHeader::new_zeroed();
     header.cookie = BATMAP_COOKIE;
     header.offset = map_at.0.into();
-    header.size = u32::try_from(len / SECTOR).unwrap_or(u32::MAX).into();
+    header.size = in_32_bits(len / SECTOR, "LEN_MAX").into();
     header.version = BATMAP_VERSION.into();
     header.checksum = checksum(bits).into();
     let writes =

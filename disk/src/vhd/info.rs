@@ -5,6 +5,7 @@ use super::parent::ParentInfo;
 use super::sparse::Sparse;
 use super::survey::{DiskType, Survey};
 use crate::format::Tail;
+use crate::size::on_disk;
 use crate::{ImageError, MetaWrite, Problem, Severity, Source};
 
 /// The fields of a VHD's metadata that people ask for.
@@ -50,9 +51,7 @@ impl Info {
     pub(super) fn of(survey: &Survey) -> Info {
         let footer = &survey.footer;
         let tables = survey.tables.as_ref();
-        let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
-        let version = footer.creator_version.get();
-        let half = |n: u32| u16::try_from(n & 0xffff).unwrap_or(0);
+        let [major_high, major, minor_high, minor] = footer.creator_version.get().to_be_bytes();
         let parent = tables
             .filter(|_| survey.disk_type == DiskType::Differencing)
             .map(|tables| ParentInfo::of(&tables.header, tables.locators.clone()));
@@ -62,16 +61,16 @@ impl Info {
             disk_type: survey.disk_type,
             uuid: footer.uuid,
             chs: (footer.cylinders.get(), footer.heads, footer.sectors),
-            created: EPOCH.saturating_add(footer.timestamp.get().into()),
+            created: EPOCH + u64::from(footer.timestamp.get()),
             creator: String::from_utf8_lossy(&footer.creator_app).trim_end_matches(['\0', ' ']).into(),
-            creator_version: (half(version >> 16), half(version)),
+            creator_version: (u16::from_be_bytes([major_high, major]), u16::from_be_bytes([minor_high, minor])),
             by_tapline: footer.creator_app == *b"tap\0" && footer.creator_os.get() == CREATOR_OS,
             hidden: footer.hidden != 0,
             saved: footer.saved != 0,
             block_size: tables.map(|tables| tables.header.block_size.get()),
-            blocks: tables.map_or(0, |tables| count(tables.bat.len())),
+            blocks: tables.map_or(0, |tables| on_disk(tables.bat.len())),
             blocks_allocated: tables
-                .map_or(0, |tables| count(tables.bat.iter().filter(|&&sector| sector != UNUSED).count())),
+                .map_or(0, |tables| on_disk(tables.bat.iter().filter(|&&sector| sector != UNUSED).count())),
             batmap: tables.is_some_and(|tables| tables.batmap.is_some()),
             file_len: survey.file_len,
             parent,

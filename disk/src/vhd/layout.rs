@@ -228,18 +228,16 @@ pub fn chs(len: u64) -> (u16, u8, u8) {
         (16, 255)
     } else {
         let tracks = total / 17;
-        let heads = tracks.div_ceil(1024).max(4);
-        if tracks < heads * 1024 && heads <= 16 {
-            (heads, 17)
-        } else if total / 31 < 16 * 1024 {
-            (16, 31)
-        } else {
-            (16, 63)
+        match u8::try_from(tracks.div_ceil(1024).max(4)) {
+            Ok(heads @ ..=16) if tracks < u64::from(heads) * 1024 => (heads, 17),
+            _ if total / 31 < 16 * 1024 => (16, 31),
+            _ => (16, 63),
         }
     };
-    let cylinders = total / sectors / heads;
-    let narrow = |n: u64| u8::try_from(n).unwrap_or(u8::MAX);
-    (u16::try_from(cylinders).unwrap_or(u16::MAX), narrow(heads), narrow(sectors))
+    let Ok(cylinders) = u16::try_from(total / u64::from(sectors) / u64::from(heads)) else {
+        unreachable!("a disk of LARGEST sectors has 65535 cylinders, and others have few of them in few heads")
+    };
+    (cylinders, heads, sectors)
 }
 
 #[cfg(test)]

@@ -7,10 +7,11 @@ use zerocopy::byteorder::big_endian::U16;
 
 use super::layout::{EPOCH, FILE_URL, MISSPELT_FILE_URL, RawHeader, RawLocator};
 use super::survey::{Locator, decode_locator, index};
+use crate::size::{in_32_bits, on_disk};
 use crate::{FileOffset, ImageError, ImageErrorKind, Link, MetaWrite};
 
 /// Longest path in a locator: twice what Linux allows, in UTF-16.
-const PATH_MAX: u32 = 8192;
+const PATH_MAX: usize = 8192;
 
 /// The record that a differencing image has of its parent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,8 +93,7 @@ impl Parent {
         if !self.absolute.is_empty() {
             paths.push((*b"W2ku", windows(&self.absolute)));
         }
-        let len = |bytes: &[u8]| u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-        match paths.iter().map(|(_, bytes)| len(bytes)).find(|&len| len > PATH_MAX) {
+        match paths.iter().map(|(_, bytes)| bytes.len()).find(|&len| len > PATH_MAX) {
             Some(len) => {
                 let what = format!("the parent's path of {len} bytes is too long for a parent locator");
                 Err(ImageError::new(ImageErrorKind::OutOfLimits, what))
@@ -129,15 +129,15 @@ impl Locators {
             let space = space(bytes);
             *locator = RawLocator {
                 code: *code,
-                data_space: u32::try_from(space).unwrap_or(u32::MAX).into(),
-                data_len: u32::try_from(bytes.len()).unwrap_or(u32::MAX).into(),
+                data_space: in_32_bits(space, "PATH_MAX").into(),
+                data_len: in_32_bits(on_disk(bytes.len()), "PATH_MAX").into(),
                 reserved: 0.into(),
                 data_offset: end.0.into(),
             };
             let mut bytes = bytes.clone();
             bytes.resize(index(space), 0);
             writes.push(MetaWrite { at: end, bytes });
-            end = end.saturating_add(space);
+            end += space;
         }
         writes
     }
@@ -145,10 +145,10 @@ impl Locators {
 
 /// Bytes that a path takes in the file.
 fn space(path: &[u8]) -> u64 {
-    u64::try_from(path.len()).unwrap_or(u64::MAX).next_multiple_of(512)
+    on_disk(path.len()).next_multiple_of(512)
 }
 
-/// Seconds since 1970 as seconds since 2000, which is what VHD counts.
+/// Seconds since 1970 as seconds since 2000, which is what VHD counts; what is out of its reach is its first or last.
 pub fn vhd_time(unix: u64) -> u32 {
     u32::try_from(unix.saturating_sub(EPOCH)).unwrap_or(u32::MAX)
 }
@@ -159,7 +159,7 @@ impl ParentInfo {
         let name: Vec<u16> = header.parent_name.iter().map(|unit| unit.get()).take_while(|&unit| unit != 0).collect();
         ParentInfo {
             uuid: header.parent_uuid,
-            modified: EPOCH.saturating_add(header.parent_timestamp.get().into()),
+            modified: EPOCH + u64::from(header.parent_timestamp.get()),
             name: String::from_utf16_lossy(&name),
             locators,
         }

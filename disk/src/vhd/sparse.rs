@@ -19,6 +19,7 @@ use super::pending::{Pending, Write};
 use super::space::Space;
 use super::survey::{Batmap, DiskType, Survey, bitmap_len, index};
 use crate::format::{Access, Tail};
+use crate::size::{in_32_bits, on_disk};
 use crate::{DiskOffset, FileOffset, FileRange, Records, Span};
 pub use generation::room_in_front;
 use generation::{Change, floor};
@@ -161,7 +162,7 @@ impl Sparse {
 
     pub fn allocated(&self) -> u64 {
         let blocks = self.table.iter().filter(|&&sector| sector != UNUSED).count();
-        u64::try_from(blocks).unwrap_or(u64::MAX) * self.block_len
+        on_disk(blocks) * self.block_len
     }
 
     pub fn map(&mut self, span: Span) -> Result<Mapping, Wait> {
@@ -295,8 +296,8 @@ impl Sparse {
 
     /// The block of a byte of the disk, and the byte's place in the block.
     fn locate(&self, at: DiskOffset) -> (Block, u64) {
-        let block = at.0.checked_div(self.block_len).unwrap_or(0);
-        (Block(u32::try_from(block).unwrap_or(u32::MAX)), at.0.checked_rem(self.block_len).unwrap_or(0))
+        let Ok(block) = u32::try_from(at / self.block_len) else { unreachable!("no disk is as large as 2^32 blocks") };
+        (Block(block), at % self.block_len)
     }
 
     /// Where on the disk a block begins.
@@ -376,7 +377,7 @@ impl Sparse {
     }
 
     fn wait_for(&self, at: FileOffset) -> Wait {
-        Wait::Load(MetaBlock { at, len: u32::try_from(self.bitmap_len).unwrap_or(u32::MAX) })
+        Wait::Load(MetaBlock { at, len: in_32_bits(self.bitmap_len, "BLOCK_MAX") })
     }
 
     fn keep(&mut self, block: Block, bitmap: Bitmap, dirty: bool) {
@@ -466,7 +467,7 @@ impl Sparse {
 
 /// Bytes as sectors; callers pass a block at most.
 fn sectors(len: u64) -> u32 {
-    u32::try_from(len / SECTOR).unwrap_or(u32::MAX)
+    in_32_bits(len / SECTOR, "BLOCK_MAX")
 }
 
 /// The batmap's blocks, in words.

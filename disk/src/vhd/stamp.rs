@@ -19,7 +19,7 @@ pub fn stamps(source: &mut dyn Source) -> Result<Vec<Stamp>, ImageError> {
     };
     found.extend(stamp_in(&footer.stamp));
     let Some(header) = structure::<RawHeader>(source, footer.data_offset.get())? else { return Ok(found) };
-    let table_len = u64::from(header.max_table_entries.get()).saturating_mul(4).next_multiple_of(SECTOR);
+    let table_len = (u64::from(header.max_table_entries.get()) * 4).next_multiple_of(SECTOR);
     let batmap_at = header.table_offset.get().saturating_add(table_len);
     let batmap = structure::<RawBatmapHeader>(source, batmap_at)?.filter(|batmap| batmap.cookie == BATMAP_COOKIE);
     found.extend(batmap.and_then(|batmap| stamp_in(&batmap.stamp)));

@@ -14,8 +14,10 @@ use super::layout::{
     FEATURES, FOOTER_COOKIE, FileSector, HEADER_COOKIE, RawFooter, RawHeader, RawLocator, SECTOR, UNUSED, VERSION,
 };
 use crate::format::Tail;
+use crate::size::{in_32_bits, on_disk};
 use crate::{FileOffset, ImageError, ImageErrorKind, MetaWrite, Problem, ReadFault, Severity, Source};
 
+pub use crate::size::in_memory as index;
 pub use batmap::{Batmap, batmap_writes};
 
 /// The largest virtual size: what the Xen tools allow, a little below the 2 TiB that 32-bit sectors reach.
@@ -83,7 +85,7 @@ impl Tables {
     /// Bytes of a block and its bitmap.
     pub fn slot_len(&self) -> u64 {
         let block_size = u64::from(self.header.block_size.get());
-        bitmap_len(block_size).saturating_add(block_size)
+        bitmap_len(block_size) + block_size
     }
 
     /// All that is in use of the file, ascending, and whether it is a block.
@@ -212,7 +214,7 @@ impl Survey {
                 format!("the table has {entries} entries, but the disk {blocks} blocks"),
             ));
         }
-        let table_len = u64::from(entries).saturating_mul(4).next_multiple_of(SECTOR);
+        let table_len = (u64::from(entries) * 4).next_multiple_of(SECTOR);
         let table_end = table_at.saturating_add(table_len);
         let over_header = table_at < at.saturating_add(1024) && table_end > at;
         if table_at % SECTOR != 0 || table_at.0 < SECTOR || over_header {
@@ -222,11 +224,11 @@ impl Survey {
         if table_end.0 > self.file_len {
             return Err(corrupt(table_at, "the file ends inside the block allocation table (truncated?)"));
         }
-        let bytes = read(source, table_at, index(u64::from(entries).saturating_mul(4)), "block allocation table")?;
+        let bytes = read(source, table_at, index(u64::from(entries) * 4), "block allocation table")?;
         let entry = |raw: &[u8]| raw.try_into().map_or(UNUSED, |raw| FileSector(u32::from_be_bytes(raw)));
         let mut bat: Vec<FileSector> = bytes.chunks_exact(4).map(entry).collect();
         let spare = bat.split_off(index(blocks));
-        let room = if spare.iter().all(|&entry| entry == UNUSED) { entries } else { count_of(&bat) };
+        let room = if spare.iter().all(|&entry| entry == UNUSED) { entries } else { in_32_bits(blocks, "LEN_MAX") };
         let batmap = self.read_batmap(source, table_end, blocks)?;
         let (locators, mut extents) = read_locators(source, &header)?;
         if header.is_misspelt() {
@@ -236,7 +238,7 @@ impl Survey {
         extents.extend([FileOffset(0)..FileOffset(SECTOR), at..at.saturating_add(1024), table_at..table_end]);
         if let Some(map) = &batmap {
             let map_at = FileOffset(map.header.offset.get());
-            let len = u64::try_from(map.bits.len()).unwrap_or(u64::MAX);
+            let len = on_disk(map.bits.len());
             let map = [map.header_at..map.header_at.saturating_add(SECTOR), map_at..map_at.saturating_add(len)];
             if map.iter().any(|part| part.start < at.saturating_add(1024) && part.end > at) {
                 return Err(corrupt(table_end, "the batmap lies over the header"));
@@ -294,15 +296,6 @@ impl Survey {
 fn sector_of(at: FileOffset) -> FileSector {
     let Ok(sector) = u32::try_from(at / SECTOR) else { unreachable!("a block's place was read from a table entry") };
     FileSector(sector)
-}
-
-fn count_of(entries: &[FileSector]) -> u32 {
-    u32::try_from(entries.len()).unwrap_or(u32::MAX)
-}
-
-/// `n` as an index: exact on the 64-bit machines we build for.
-pub fn index(n: u64) -> usize {
-    usize::try_from(n).unwrap_or(usize::MAX)
 }
 
 #[allow(clippy::large_enum_variant, reason = "two of them live for the length of one function")]
@@ -467,7 +460,7 @@ fn holds_path(locator: &RawLocator) -> bool {
 /// Bytes that a locator's path may take. The specification counts sectors; many programs write bytes.
 fn locator_space(locator: &RawLocator) -> u64 {
     let space = u64::from(locator.data_space.get());
-    if space < 512 { space.saturating_mul(SECTOR) } else { space }
+    if space < 512 { space * SECTOR } else { space }
 }
 
 /// Where a locator's path stands, if it holds one.

@@ -127,10 +127,10 @@ fn a_trace_ends_at_its_time() {
 fn more_requests_than_slots_are_counted_and_their_slots_used_again() {
     let file = file();
     let mut page = begun(&file);
-    let slots: Vec<Slot> = (0..=SLOTS as u64).map(|at| page.came(Kind::Flush, at + 1, 0, 0)).collect();
+    let slots: Vec<Slot> = (0..=u64::from(SLOTS)).map(|at| page.came(Kind::Flush, at + 1, 0, 0)).collect();
     page.publish_batch(1);
     let read = reader(&file).snapshot().unwrap();
-    assert_eq!((read.in_flight.len(), read.count(Count::NotInSlot)), (SLOTS, 1));
+    assert_eq!((read.in_flight.len(), read.count(Count::NotInSlot)), (SLOTS.into(), 1));
     slots.into_iter().for_each(|slot| page.given_back(slot));
     page.publish_batch(2);
     let read = reader(&file).snapshot().unwrap();
@@ -221,7 +221,7 @@ fn a_page_that_a_hostile_process_has_written_is_read_without_harm() {
         file.write_all_at(&random.u64(..1 << 63).to_ne_bytes(), at as u64).unwrap();
     }
     let read = reader(&file).snapshot().unwrap();
-    assert!(read.identity.len() <= 3 * IDENTITY_MAX && read.in_flight.len() <= SLOTS);
+    assert!(read.identity.len() <= 3 * IDENTITY_MAX && read.in_flight.len() <= SLOTS.into());
     let all = read.all_kinds();
     assert!(all.all_errors() > 0 && all.sum_of_all() > 0);
     let histogram = reader(&file).histogram(Kind::Read, Some(Stage::Ring)).unwrap();

@@ -4,6 +4,7 @@
 
 use std::io;
 
+use memory::size::in_memory;
 use rustix::fs::{FallocateFlags, fallocate};
 
 use super::histograms::take_memory;
@@ -71,7 +72,7 @@ impl Page {
         let (Some((place, outcome)), Some(trace)) = (group.traced, &mut self.trace) else { return };
         let (number, until) = (trace.count, trace.until);
         trace.count += 1;
-        let slot = usize::try_from(number).unwrap_or(0) % RECORDS;
+        let slot = in_memory(number) % RECORDS;
         let Spent { seen, taken, begun, ended, split, queue } = group.spent;
         if let Some(record) = self.shared.window::<RECORD_LEN, 8>(TRACE_AT + slot * RECORD_LEN) {
             // Without its number, it is not read.

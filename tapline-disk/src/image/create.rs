@@ -20,6 +20,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use control::{FormatName, ImageName, Kind};
 use disk::qcow2::Compression;
 use disk::raw::Raw;
+use disk::size::{in_memory, on_disk};
 use disk::{Creation, FileOffset, Image, Link, MetaWrite, qcow2, vhd};
 use rustix::fs::FallocateFlags;
 use uring::{Cache, FileOpenError, ImageFile, OpenOptions};
@@ -358,13 +359,13 @@ fn writes_of(creation: &Creation, wanted: Part) -> Vec<MetaWrite> {
         while !bytes.is_empty() {
             // Up to the next of the two boundaries of the parts.
             let border = [first, last].into_iter().filter(|&border| border > at).min().unwrap_or(FileOffset(u64::MAX));
-            let len = usize::try_from(border.saturating_sub(at)).unwrap_or(usize::MAX).min(bytes.len());
+            let len = in_memory(border - at).min(bytes.len());
             let (piece, rest) = bytes.split_at(len);
             let part = if at < first || at >= last { Part::Head } else { Part::Body };
             if part == wanted {
                 found.push(MetaWrite { at, bytes: piece.to_vec() });
             }
-            at = at.saturating_add(u64::try_from(len).unwrap_or(u64::MAX));
+            at += on_disk(len);
             bytes = rest;
         }
     }

@@ -4,6 +4,7 @@
 //! is open may or may not be visible: query a range before writing there.
 
 use control::ImageName;
+use disk::size::in_memory;
 use disk::{
     Damage, Damaged, FileId, FileOffset, Format, Image, Mapping, MetaBlock, ReadFault, RedoLog, Source, Span, Wait,
 };
@@ -90,9 +91,9 @@ impl Presence {
     }
 
     fn load(&mut self, block: MetaBlock) -> Result<(), Failure> {
-        let mut bytes = vec![0; usize::try_from(block.len).unwrap_or(0)];
+        let mut bytes = vec![0; in_memory(block.len.into())];
         let here = Source::len(&self.file).saturating_sub(block.at.0);
-        let here = usize::try_from(here).unwrap_or(usize::MAX).min(bytes.len());
+        let here = in_memory(here).min(bytes.len());
         // Like an engine, it reads zeroes beyond the end of the file.
         let (found, _) = bytes.split_at_mut(here);
         let read: Result<(), ReadFault> = self.file.read_at(block.at, found);

@@ -8,6 +8,7 @@ use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use control::size::readable;
+use disk::size::on_disk;
 
 use crate::files::Files;
 
@@ -67,13 +68,13 @@ impl Progress {
 
     /// Starts the progress of a job of `steps` steps, which take about the same time each.
     pub fn of_steps(files: &Files, title: &'static str, steps: usize) -> Progress {
-        let total = u64::try_from(steps).unwrap_or(0).saturating_mul(STEP);
+        let total = on_disk(steps) * STEP;
         Progress { steps: true, ..Progress::new(files, title, total) }
     }
 
     /// Sets the number of steps done.
     pub fn step(&mut self, done: usize) {
-        self.reach(u64::try_from(done).unwrap_or(0).saturating_mul(STEP));
+        self.reach(on_disk(done) * STEP);
     }
 
     /// Adds `bytes` to those done.

@@ -24,6 +24,7 @@ use std::time::SystemTime;
 use control::redo_name::file_name;
 use control::{ImageName, Kind};
 use disk::redo::{self, HEADER_LEN, IDENTITY_AT, IDENTITY_LEN, IN_FLIGHT, Owner};
+use disk::size::{in_memory, on_disk};
 use disk::{ImageErrorKind, RedoLog};
 use memory::{Mapping, Shared};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -315,19 +316,19 @@ impl LogFile {
     }
 
     fn region(&self) -> io::Result<Shared> {
-        let len = usize::try_from(self.file.metadata()?.len()).unwrap_or(0).min(HEADER_LEN + CAPACITY);
+        let len = in_memory(self.file.metadata()?.len()).min(HEADER_LEN + CAPACITY);
         Ok(Shared::of(Mapping::of_shrinking_file(self.file.as_fd(), len)?))
     }
 
     /// Copies the log to memory of this process, without the requests in flight, which concern only writers.
     fn copied(&self) -> io::Result<Shared> {
-        let len = usize::try_from(self.file.metadata()?.len()).unwrap_or(0).min(HEADER_LEN + CAPACITY);
+        let len = in_memory(self.file.metadata()?.len()).min(HEADER_LEN + CAPACITY);
         let mut bytes = vec![0; len / WORD * WORD];
         self.file.read_exact_at(&mut bytes, 0)?;
         let copy = Shared::of_words(bytes.len() / WORD);
-        let words = (0..).step_by(WORD).zip(bytes.chunks_exact(WORD));
+        let words = (0..).step_by(WORD).zip(bytes.chunks_exact(WORD).filter_map(<[u8]>::first_chunk));
         for (at, word) in words.filter(|(at, _)| !IN_FLIGHT.contains(at)) {
-            copy.store_u64_native(at, u64::from_ne_bytes(word.try_into().unwrap_or_default()));
+            copy.store_u64_native(at, u64::from_ne_bytes(*word));
         }
         Ok(copy)
     }
@@ -347,8 +348,7 @@ impl LogFile {
     /// Returns whether it is still the log of the image for which it was opened.
     fn is_own(&self) -> bool {
         let mut written = [0; IDENTITY_LEN];
-        let at = u64::try_from(IDENTITY_AT).unwrap_or(u64::MAX);
-        let read = self.file.read_exact_at(&mut written, at);
+        let read = self.file.read_exact_at(&mut written, on_disk(IDENTITY_AT));
         read.is_ok() && self.identity.is_none_or(|identity| identity == written)
     }
 

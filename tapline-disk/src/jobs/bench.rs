@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use control::size::{Size, readable};
 use control::{ImageName, Kind};
+use disk::size::{in_memory, on_disk};
 use disk::{DiskOffset, Operation, ShapePolicy, Span, Token};
 use fastrand::Rng;
 use memory::Segments;
@@ -86,7 +87,7 @@ fn run_requests(
     progress: &mut Progress,
 ) -> Result<Vec<Duration>, Failure> {
     let operation = if bench.overwrite_data { Operation::Write { durable: false } } else { Operation::Read };
-    let filled = vec![WRITTEN; usize::try_from(offsets.size).unwrap_or(0)];
+    let filled = vec![WRITTEN; in_memory(offsets.size)];
     // Each slot has its own memory, and one request at a time.
     let memories: Vec<Segments> = (0..bench.depth).map(|_| Segments::copy_of(&filled)).collect();
     let mut begun = vec![Instant::now(); memories.len()];
@@ -97,7 +98,7 @@ fn run_requests(
         while let Some(slot) = if left > 0 { free.pop() } else { None } {
             let (Some(memory), Some(begun)) = (memories.get(slot), begun.get_mut(slot)) else { continue };
             *begun = Instant::now();
-            let token = Token(u64::try_from(slot).unwrap_or(0));
+            let token = Token(on_disk(slot));
             runner.submit(operation, offsets.next(), memory.clone(), token)?;
             left -= 1;
         }
@@ -106,7 +107,7 @@ fn run_requests(
         }
         let (Token(slot), answer) = runner.wait_for_any()?;
         answer?;
-        let slot = usize::try_from(slot).unwrap_or(0);
+        let slot = in_memory(slot);
         latencies.extend(begun.get(slot).map(Instant::elapsed));
         free.push(slot);
         progress.advance(offsets.size);
@@ -156,7 +157,7 @@ impl Offsets {
 
 fn report(bench: &Bench, took: Duration, latencies: &[Duration]) -> Result<Exit, Failure> {
     let Size(size) = bench.size;
-    let requests = u64::try_from(latencies.len()).unwrap_or(u64::MAX);
+    let requests = on_disk(latencies.len());
     let per_second = |count: u64| {
         let nanoseconds = took.as_nanos().max(1);
         let per = u128::from(count) * 1_000_000_000 / nanoseconds;

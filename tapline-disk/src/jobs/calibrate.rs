@@ -99,7 +99,7 @@ fn open(files: &Files, calibrate: &Calibrate) -> Result<ImageFile, Failure> {
     };
     match name.format {
         FormatName::Model => {
-            let len = name.len_without_file().unwrap_or(0);
+            let Some(len) = name.len_without_file() else { unreachable!("a model is its length") };
             return ImageFile::of_nothing(name.path(), len, true).map_err(Failure::said);
         }
         FormatName::Raw => {}

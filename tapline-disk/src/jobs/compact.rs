@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use control::size::readable;
 use control::{ImageName, Kind};
 use disk::qcow2::Compression;
+use disk::size::{in_memory, on_disk};
 use disk::{DiskOffset, Format, Image, Operation, Span, Token};
 use memory::Segments;
 use serde::Serialize;
@@ -150,7 +151,7 @@ impl Copy<'_> {
             }
             let mut read = Vec::new();
             for &span in batch {
-                let memory = Segments::zeroed(usize::try_from(span.len).unwrap_or(usize::MAX));
+                let memory = Segments::zeroed(in_memory(span.len));
                 self.source.submit(Operation::Read, span, memory.clone(), Token(span.at.0))?;
                 read.push((span, memory));
             }
@@ -167,8 +168,7 @@ impl Copy<'_> {
     /// allocated, then discarded.
     fn write(&mut self, span: Span, memory: &Segments) -> Result<(), Failure> {
         let stored = stored_runs(memory);
-        let bytes = |len: usize| u64::try_from(len).unwrap_or(u64::MAX);
-        let part = |from: usize, len: usize| Span { at: span.at + bytes(from), len: bytes(len) };
+        let part = |from: usize, len: usize| Span { at: span.at + on_disk(from), len: on_disk(len) };
         let write = Operation::Write { durable: false };
         if !self.on_parent {
             for (from, memory) in stored {

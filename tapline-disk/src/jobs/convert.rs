@@ -13,6 +13,7 @@ mod source;
 use control::size::{Size, readable};
 use control::{FormatName, ImageName, Kind};
 use disk::qcow2::Compression;
+use disk::size::on_disk;
 use disk::{Operation, Span, Token};
 use serde::Serialize;
 
@@ -235,7 +236,7 @@ impl Writer {
     fn write(&mut self, piece: &Chunk) -> Result<(), Failure> {
         let Some(bytes) = &piece.bytes else { return Ok(()) };
         for (from, memory) in stored_runs(bytes) {
-            let span = Span { at: piece.span.at + bytes_u64(from), len: bytes_u64(memory.len()) };
+            let span = Span { at: piece.span.at + on_disk(from), len: on_disk(memory.len()) };
             self.runner.submit(Operation::Write { durable: false }, span, memory, Token(span.at.0))?;
             self.written += span.len;
             while self.runner.in_flight() > AHEAD {
@@ -298,10 +299,6 @@ fn lost_lines(source: &str, lost: &[Span]) -> String {
         more => format!("  and {more} more; --json lists all\n"),
     };
     format!("{} of {source} could not be read, and are zeroes in the target:\n{ranges}{more}", readable(bytes))
-}
-
-fn bytes_u64(len: usize) -> u64 {
-    u64::try_from(len).unwrap_or(u64::MAX)
 }
 
 /// Fails if a signal was received. This is called before each chunk, so that the target is removed as after any other

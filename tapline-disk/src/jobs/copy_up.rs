@@ -5,6 +5,7 @@
 //! the same at every moment, so a killed job can be restarted: what has been copied is then the image's own data and is
 //! skipped.
 
+use disk::size::in_memory;
 use disk::{DiskOffset, Operation, Span, Token};
 use memory::Segments;
 
@@ -160,7 +161,7 @@ fn is_stored(bytes: &Segments) -> bool {
 
 fn cut(bytes: &Segments, from: u64, len: u64) -> Segments {
     // The range is within a chunk, whose bytes are in memory.
-    bytes.slice(usize::try_from(from).unwrap_or(usize::MAX), usize::try_from(len).unwrap_or(0))
+    bytes.slice(in_memory(from), in_memory(len))
 }
 
 fn from_parents((span, kind): (Span, ExtentSource)) -> Option<Span> {
@@ -169,14 +170,14 @@ fn from_parents((span, kind): (Span, ExtentSource)) -> Option<Span> {
 
 /// Submits a read of `span`. The memory contains the bytes after [`Runner::wait_for_all`].
 fn submit_read(runner: &mut Runner, span: Span) -> Result<Segments, Failure> {
-    let memory = Segments::zeroed(usize::try_from(span.len).unwrap_or(usize::MAX));
+    let memory = Segments::zeroed(in_memory(span.len));
     runner.submit(Operation::Read, span, memory.clone(), Token(span.at.0))?;
     Ok(memory)
 }
 
 /// Like [`submit_read`], for a disk that may be shorter than the span. Beyond its end it reads as zeroes.
 fn submit_read_within(runner: &mut Runner, span: Span) -> Result<Segments, Failure> {
-    let memory = Segments::zeroed(usize::try_from(span.len).unwrap_or(usize::MAX));
+    let memory = Segments::zeroed(in_memory(span.len));
     let here = runner.geometry().len.saturating_sub(span.at.0).min(span.len);
     if here > 0 {
         runner.submit(Operation::Read, Span { len: here, ..span }, cut(&memory, 0, here), Token(span.at.0))?;

@@ -53,7 +53,7 @@ pub fn run(files: &Files, merge: &Merge) -> Result<Exit, Failure> {
     };
     let sources: Vec<ImageName> =
         chain.names.iter().take(merge.into).skip(merge.from).map(|name| (*name).clone()).collect();
-    chain.writable = merge.into.saturating_add(1);
+    chain.writable = merge.into + 1;
     // The layer that will be based on the target.
     let above = merge.from.checked_sub(1).and_then(|n| chain.names.get(n).copied());
     let is_done = || above.is_some_and(|above| stale_layers::is_merge_complete(files, above, &sources, target));
@@ -85,7 +85,7 @@ pub fn run(files: &Files, merge: &Merge) -> Result<Exit, Failure> {
 /// The chain without them is opened as by any writer, which verifies it, and removes what a killed one has left.
 fn finish(merge: &Merge, mut chain: Chain<'_>, sources: &[ImageName]) -> Result<Exit, Failure> {
     chain.names.drain(merge.from..merge.into);
-    chain.writable = merge.from.saturating_add(1);
+    chain.writable = merge.from + 1;
     let Some(&target) = chain.names.get(merge.from) else { return Err(no_such_layers(merge, chain.names.len())) };
     Runner::new(Layers::open_chain(&chain, access::options(merge.access, true))?, access::engine(merge.access))?
         .flush()?;

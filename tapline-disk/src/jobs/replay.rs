@@ -17,6 +17,7 @@ use ::stats::{Kind as RequestKind, Recorded, read_recording};
 use arguments::{Replay, Speed};
 use control::Kind;
 use control::size::readable;
+use disk::size::in_memory;
 use disk::{DiskOffset, Geometry, Operation, Span, Token};
 use memory::Segments;
 
@@ -303,7 +304,7 @@ impl<'a> Issuer<'a> {
 
     fn memory(&mut self, one: &Recorded) -> Segments {
         let free = self.free.entry((one.kind, one.size)).or_default();
-        free.pop().unwrap_or_else(|| Segments::copy_of(&vec![WRITTEN; usize::try_from(one.size).unwrap_or(0)]))
+        free.pop().unwrap_or_else(|| Segments::copy_of(&vec![WRITTEN; in_memory(one.size)]))
     }
 
     /// Waits for a completion: no longer than until `due`, nor than [`LOOK_EVERY`].
@@ -328,7 +329,7 @@ impl<'a> Issuer<'a> {
     fn complete(&mut self, Token(number): Token, answer: Result<Answer, Failure>) -> Result<(), Failure> {
         let now = Instant::now();
         answer?;
-        let number = usize::try_from(number).unwrap_or(usize::MAX);
+        let number = in_memory(number);
         let (Some((issued, memory)), Some(one)) = (self.in_flight.remove(&number), self.workload.requests.get(number))
         else {
             return Ok(());

@@ -39,7 +39,11 @@ pub fn run(files: &Files, resize: &Resize) -> Result<Exit, Failure> {
     let chain = Chain::of(files, name, &resize.parents);
     let Layers { names, files: mut opened, mut images, .. } = Layers::open_chain(&chain, options)?;
     let before = images.first().map_or(0, |image| image.geometry().len);
-    let after = resize.size.or(resize.size_option).and_then(|size| size.from(before)).unwrap_or(u64::MAX);
+    let Some(wanted) = resize.size.or(resize.size_option) else { unreachable!("one of the two is required") };
+    let Some(after) = wanted.from(before) else {
+        let why = format!("it has {}, and no disk can be that much larger", readable(before));
+        return Err(Failure::new(format!("resize {name}"), why));
+    };
     let tried = || format!("resize {name} from {} to {}", readable(before), readable(after));
     if after < before {
         return Err(Failure::new(tried(), "a disk cannot be shrunk, because that would destroy data")

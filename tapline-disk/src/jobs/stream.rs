@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
+use disk::size::in_memory;
 use disk::{DiskOffset, ExtentKind, Operation, Span, Token};
 use memory::Segments;
 use uring::EngineKind;
@@ -159,7 +160,7 @@ impl Reader<'_> {
     fn request(&mut self, span: Span, zero: bool) -> Result<Result<(), StreamDropped>, Failure> {
         let mut bytes = None;
         if !zero {
-            let memory = Segments::zeroed(index(span.len));
+            let memory = Segments::zeroed(in_memory(span.len));
             self.runner.submit(Operation::Read, span, memory.clone(), Token(span.at.0))?;
             bytes = Some(memory);
         }
@@ -207,7 +208,7 @@ impl Reader<'_> {
         let mut at = chunk.span.at;
         while at < chunk.span.end() {
             let span = Span { at, len: SALVAGED.min(chunk.span.end() - at) };
-            let part = bytes.slice(index(at - chunk.span.at), index(span.len));
+            let part = bytes.slice(in_memory(at - chunk.span.at), in_memory(span.len));
             self.runner.submit(Operation::Read, span, part.clone(), Token(at.0))?;
             let answer = loop {
                 let (token, answer) = self.runner.wait_for_any()?;
@@ -224,10 +225,6 @@ impl Reader<'_> {
         }
         Ok(())
     }
-}
-
-fn index(bytes: u64) -> usize {
-    usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
 /// Appends a run; adjacent runs are merged.

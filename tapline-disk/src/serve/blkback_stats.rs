@@ -11,6 +11,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 
+use disk::size::in_memory;
 use disk::{Operation, Request, Status};
 use memory::{Mapping, Shared};
 use vm::xen::statistics::{Files, Statistics, TD3_LEN, VBD3_LEN};
@@ -114,7 +115,7 @@ impl BlkbackStats {
     /// Publishes the changed numbers to readers.
     pub fn publish(&mut self) {
         while self.changed != 0 {
-            let field = usize::try_from(self.changed.trailing_zeros()).unwrap_or(0);
+            let field = in_memory(self.changed.trailing_zeros().into());
             self.changed &= self.changed - 1;
             if field == FIELDS {
                 self.td3.store(TD3_ERRORS_AT, self.errors);

@@ -3,6 +3,7 @@
 //! The keys of a server's connections and queues never reach these. The largest keys are those of servers,
 //! and one of the engine's lanes.
 
+use disk::size::{in_memory, on_disk};
 use transport::WatchKey;
 
 /// The disk's own events.
@@ -51,12 +52,12 @@ const CONTROL_CLIENT: WatchKey = key(OwnEvent::ControlClients);
 
 /// Returns the key of the client with this index.
 pub fn of_client(place: usize) -> WatchKey {
-    WatchKey(CONTROL_CLIENT.0.saturating_sub(u64::try_from(place).unwrap_or(u64::MAX)))
+    WatchKey(CONTROL_CLIENT.0 - on_disk(place))
 }
 
 /// Returns the index of the client with this key, if it is a client's.
 pub fn client_of(key: WatchKey) -> Option<usize> {
-    CONTROL_CLIENT.0.checked_sub(key.0).and_then(|place| usize::try_from(place).ok())
+    CONTROL_CLIENT.0.checked_sub(key.0).map(in_memory)
 }
 
 #[cfg(test)]

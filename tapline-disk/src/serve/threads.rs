@@ -13,6 +13,8 @@ mod processors;
 
 use std::sync::LazyLock;
 
+use disk::size::on_disk;
+
 pub use processors::{Processors, prepare};
 
 use crate::process::fault::for_tests;
@@ -167,7 +169,7 @@ impl Threads {
     fn change(&mut self, now: u64, lanes_busy: u64) -> Option<Change> {
         let span = now.saturating_sub(self.begun);
         let busy = span.saturating_sub(self.rested);
-        let others = u64::try_from(self.lanes).unwrap_or(u64::MAX);
+        let others = on_disk(self.lanes);
         let Saturation { owner, lanes, spare } = self.saturation;
         let is_saturated = busy >= share(span, owner) && lanes_busy >= share(span * others, lanes);
         let is_needless = others > 0 && busy.saturating_add(lanes_busy) < share(span * others, NEEDLESS);

@@ -298,6 +298,16 @@ fn an_image_that_was_not_closed_is_repaired_before_it_is_written() {
 }
 
 #[test]
+fn growth_by_more_than_64_bits_hold_is_refused_by_that_reason() {
+    let room = Room::new();
+    room.done("image create qcow2:a.q 64M");
+    let said = room.tapline("image resize qcow2:a.q +18446744073709551615");
+    assert_eq!(said.code, Some(4), "{said:?}");
+    assert!(said.err.contains("no disk can be that much larger"), "{said:?}");
+    room.done("image resize qcow2:a.q +64M");
+}
+
+#[test]
 fn check_and_repair_return_the_documented_exit_codes() {
     let room = Room::new();
     room.make_raw("a.raw", 16 * MIB);

@@ -58,7 +58,7 @@ impl Range {
     /// At most `count` uids of the range, evenly spread, as text.
     pub fn spread(self, count: u32) -> Vec<String> {
         let step = ((self.last - self.first) / count.max(1)).saturating_add(1);
-        (self.first..=self.last).step_by(usize::try_from(step).unwrap_or(usize::MAX)).map(|id| id.to_string()).collect()
+        (self.first..=self.last).step_by(step as usize).map(|id| id.to_string()).collect()
     }
 
     /// A range that may contain any uids.

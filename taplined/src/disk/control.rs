@@ -197,7 +197,7 @@ impl Connection {
     async fn reply<A: DeserializeOwned, E: DeserializeOwned>(&mut self) -> Result<Option<Reply<A, E>>, Problem> {
         // A compromised process may send anything, for any length of time.
         let room = LINE_MAX.saturating_sub(self.line.len());
-        let mut bounded = (&mut self.stream).take(u64::try_from(room).unwrap_or(u64::MAX));
+        let mut bounded = (&mut self.stream).take(room as u64);
         let read = bounded.read_until(b'\n', &mut self.line).await;
         read.map_err(|why| self.failed(why))?;
         let line = std::mem::take(&mut self.line);

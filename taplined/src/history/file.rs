@@ -43,7 +43,7 @@ impl File {
     /// Opens the files of a directory; returns their entries from a minute on, in the order written.
     pub fn open(directory: &Path, from: i64) -> (File, Vec<RecordedMinute>) {
         let [now, before] = NAMES.map(|name| read(&directory.join(name)));
-        let lines = i64::try_from(now.len()).unwrap_or(i64::MAX);
+        let Ok(lines) = i64::try_from(now.len()) else { unreachable!("not many more than KEPT") };
         let kept = before.into_iter().chain(now).map(|line| (line.minute, line.disks));
         let kept = kept.filter(|(minute, _)| *minute >= from).collect();
         (File { directory: directory.to_owned(), lines, is_failing: false }, kept)
@@ -113,7 +113,7 @@ fn parse(mut file: impl BufRead) -> io::Result<(Vec<Line>, u64)> {
             return is_cut.then_some((lines, len)).ok_or_else(|| io::Error::other("a line is too long"));
         }
         lines.push(serde_json::from_slice(&text)?);
-        len += u64::try_from(read).unwrap_or(u64::MAX);
+        len += read as u64;
         if i64::try_from(lines.len()).is_ok_and(|lines| lines > KEPT) {
             return Err(io::Error::other("it has more than a day"));
         }

@@ -67,7 +67,9 @@ type Unread = Arc<Mutex<Option<(Bytes, OwnedSemaphorePermit)>>>;
 impl Answers {
     /// Waits for memory for a response, and makes it; an error if that takes too long.
     async fn admit(&self, text: Vec<u8>) -> Result<Response, Problem> {
-        let units = u32::try_from(text.len().div_ceil(UNIT).min(ROOM / UNIT)).unwrap_or(u32::MAX);
+        let Ok(units) = u32::try_from(text.len().div_ceil(UNIT).min(ROOM / UNIT)) else {
+            unreachable!("a part of ROOM")
+        };
         let room = self.room.clone().acquire_many_owned(units);
         let Ok(Ok(room)) = tokio::time::timeout(self.to_get_room, room).await else {
             let what = format!(

@@ -107,8 +107,7 @@ impl Listener {
 
 /// A limit on the number of connections.
 fn room(connections: u32) -> Arc<Semaphore> {
-    let connections = usize::try_from(connections).unwrap_or(usize::MAX);
-    Arc::new(Semaphore::new(connections.min(Semaphore::MAX_PERMITS)))
+    Arc::new(Semaphore::new((connections as usize).min(Semaphore::MAX_PERMITS)))
 }
 
 /// Serves HTTP until the connection ends; when the daemon stops, only until the current request is answered.

@@ -63,8 +63,8 @@ fn base64(bytes: &[u8]) -> String {
     for group in bytes.chunks(3) {
         let bits = group.iter().fold(0, |bits: u32, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - group.len()));
         for digit in 0..4 {
-            let at = usize::try_from(bits >> (18 - 6 * digit) & 0x3f).unwrap_or_default();
-            text.push(if digit <= group.len() { char::from(DIGITS[at]) } else { '=' });
+            let at = bits >> (18 - 6 * digit) & 0x3f;
+            text.push(if digit <= group.len() { char::from(DIGITS[at as usize]) } else { '=' });
         }
     }
     text

@@ -107,7 +107,7 @@ impl Queue {
 
     /// Starts the next request, if one may start.
     pub fn next(&mut self) -> Option<Ticket> {
-        if self.under_way.len() >= usize::try_from(self.limits.worker_pool_size).unwrap_or(usize::MAX) {
+        if self.under_way.len() >= self.limits.worker_pool_size as usize {
             return None;
         }
         let mut first_without_memory = None;

@@ -61,7 +61,7 @@ impl Samples {
             return None;
         }
         let full_at = last.checked_add(SignedDuration::from_secs(left)).ok()?;
-        Some(Forecast { full_at, bytes_per_day, watched_seconds: u64::try_from(watched).unwrap_or(0) })
+        Some(Forecast { full_at, bytes_per_day, watched_seconds: watched.unsigned_abs() })
     }
 }
 

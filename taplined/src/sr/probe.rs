@@ -56,8 +56,7 @@ impl Srs {
             let Some(label) = Label::read(&directory)? else { return Ok(None) };
             let entries = directory.entries()?;
             let images = entries.iter().filter(|entry| entry.file && format_of(&entry.name).is_some()).count();
-            let images = u64::try_from(images).unwrap_or(u64::MAX);
-            Ok(Some(SrFound { uuid: label.uuid, name: label.name, known, images }))
+            Ok(Some(SrFound { uuid: label.uuid, name: label.name, known, images: images as u64 }))
         });
         looked.await
     }

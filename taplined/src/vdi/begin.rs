@@ -332,8 +332,7 @@ pub async fn destroy_plan(daemon: &Daemon, uuid: Uuid) -> Result<VdiDestroyPlan,
         // An image with children stays, hidden, until it can be merged with them.
         _ => (Vec::new(), 0),
     };
-    let needed_by = u64::try_from(children.len()).unwrap_or(u64::MAX);
-    Ok(VdiDestroyPlan { removes, freed, needed_by })
+    Ok(VdiDestroyPlan { removes, freed, needed_by: children.len() as u64 })
 }
 
 /// Refuses to remove the file of a VDI that a process unknown to the catalogue has open for writing: it may serve a

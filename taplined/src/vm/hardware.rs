@@ -7,6 +7,7 @@ use ::vm::qemu::platform::{Platform, PlatformError};
 use ::vm::qemu::slots::Position;
 use ::vm::xen::config::{self as domain, ConfigError};
 use api::{Boot, Code, Driver, Problem, Vbd, Vm};
+use control::size::readable;
 use repo::catalogue::{ADVICE_FOR_SUSPENDED, VmMemory};
 use uuid::Uuid;
 
@@ -114,6 +115,21 @@ fn whole_mib(vm: &Vm) -> Result<u64, Problem> {
     }
 }
 
+/// Memory as the description of a QEMU machine has it, which has fewer bits than the request: what is beyond those is
+/// refused by its own number. Less may be too much as well ([`Hardware::check`]).
+fn memory_of_machine(mib: u64) -> Result<u32, Problem> {
+    u32::try_from(mib).map_err(|_| {
+        let what = format!("a machine cannot have {} of memory", readable(mib.saturating_mul(MIB)));
+        Problem::new(Code::Invalid, what).field("memory")
+    })
+}
+
+/// The same for processors.
+fn processors_of_machine(vcpus: u32) -> Result<u16, Problem> {
+    u16::try_from(vcpus)
+        .map_err(|_| Problem::new(Code::Invalid, format!("a machine cannot have {vcpus} processors")).field("vcpus"))
+}
+
 fn refused_by_xen(error: &ConfigError) -> Problem {
     let field = match error {
         ConfigError::Unknown { key } => format!("platform.{key}"),
@@ -145,7 +161,7 @@ fn position(number: u8) -> Option<Position> {
 }
 
 fn without_disks(config: &Config, vm: &Vm) -> Result<Hardware, Problem> {
-    let memory_mib = whole_mib(vm)?;
+    let (memory_mib, vcpus) = (memory_of_machine(whole_mib(vm)?)?, processors_of_machine(vm.vcpus)?);
     let pairs = vm.platform.iter().map(|(key, value)| (key.as_str(), value.as_str()));
     let (private, pairs): (Vec<_>, Vec<_>) = pairs.partition(|pair| *pair == (screen::KEY, screen::PRIVATE));
     let mut platform = Platform::parse(pairs).map_err(|error| refused(&error.into()))?;
@@ -166,9 +182,8 @@ fn without_disks(config: &Config, vm: &Vm) -> Result<Hardware, Problem> {
     };
     Ok(Hardware {
         name: vm.uuid.to_string(),
-        // Values out of range are refused by number.
-        memory_mib: u32::try_from(memory_mib).unwrap_or(u32::MAX),
-        vcpus: u16::try_from(vm.vcpus).unwrap_or(u16::MAX),
+        memory_mib,
+        vcpus,
         // Both are determined at the start.
         machine: None,
         accelerator: Accelerator::Tcg,
@@ -205,6 +220,15 @@ mod test {
     use std::path::Path;
 
     use super::*;
+
+    #[test]
+    fn values_too_large_for_a_machine_are_refused_by_number() {
+        assert_eq!(memory_of_machine(u64::from(u32::MAX)).unwrap(), u32::MAX);
+        let refused = memory_of_machine(1 << 33).unwrap_err().to_string();
+        assert!(refused.contains(&readable(1 << 53)), "{refused}");
+        assert_eq!(processors_of_machine(65535).unwrap(), 65535);
+        assert!(processors_of_machine(65536).unwrap_err().to_string().contains("65536 processors"));
+    }
 
     #[test]
     fn memory_resumes_with_a_guest_port_only_if_saved_with_one() {

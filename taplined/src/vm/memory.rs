@@ -14,6 +14,7 @@ use api::{Code, Problem};
 use control::size::readable;
 use repo::catalogue::{DiskOfMemory, ImageOfMemory, VmMemory};
 use repo::replace::rename;
+use rustix::fs::{Mode, OFlags};
 use uuid::Uuid;
 
 use crate::config::Config;
@@ -128,8 +129,7 @@ pub fn describe(config: &Config, vm: Uuid) -> Result<VmMemory, Problem> {
 
 /// Opens a regular file, without blocking on anything else.
 fn open_file(path: &Path) -> io::Result<File> {
-    let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
-    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    let file = File::from(rustix::fs::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?);
     match file.metadata()?.is_file() {
         true => Ok(file),
         false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a file")),

@@ -8,6 +8,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use crate::qcow2::cluster::HostCluster;
+use crate::qcow2::layout::{index, length};
 use crate::{ImageError, ImageErrorKind};
 
 /// Clusters on a page.
@@ -67,7 +68,7 @@ impl Default for Ledger {
 }
 
 fn split(cluster: HostCluster) -> (u64, usize) {
-    (cluster.0 / WIDTH, usize::try_from(cluster.0 % WIDTH).unwrap_or(0))
+    (cluster.0 / WIDTH, index(cluster.0 % WIDTH))
 }
 
 fn bit(bits: &Bits, index: usize) -> bool {
@@ -155,10 +156,7 @@ impl Ledger {
         let in_use = |page: &Page| page.counts.iter().rposition(|&count| count > 0);
         let pages = self.places.iter().rev().filter_map(|(&number, &place)| Some((number, self.pages.get(place)?)));
         let last = pages.filter_map(|(number, page)| Some((number, in_use(page)?))).next();
-        last.map_or(HostCluster(0), |(number, index)| {
-            let index = u64::try_from(index).unwrap_or(0);
-            HostCluster(number * WIDTH + index + 1)
-        })
+        last.map_or(HostCluster(0), |(number, index)| HostCluster(number * WIDTH + length(index) + 1))
     }
 
     /// The first cluster from `cluster` on that is referred to.
@@ -168,7 +166,7 @@ impl Ledger {
             let page = self.pages.get(place)?;
             let skip = if number == first { index } else { 0 };
             let found = page.counts.iter().skip(skip).position(|&count| count > 0)?;
-            Some(HostCluster(number * WIDTH + u64::try_from(skip + found).unwrap_or(0)))
+            Some(HostCluster(number * WIDTH + length(skip + found)))
         })
     }
 

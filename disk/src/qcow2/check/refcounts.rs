@@ -31,7 +31,7 @@ impl Width {
 
     /// Number of refcounts in a block of `len` bytes.
     pub fn in_block(self, len: u64) -> u64 {
-        len.saturating_mul(8) >> self.0
+        len * 8 >> self.0
     }
 
     /// A refcount of a block.
@@ -61,15 +61,15 @@ impl Width {
     }
 
     /// "Refcount block entry": of those that share a byte, the first has the lowest bits.
-    fn within_byte(self, number: u64) -> (usize, u32) {
+    fn within_byte(self, number: u64) -> (usize, u64) {
         let bit = number << self.0;
-        (index(bit / 8), u32::try_from(bit % 8).unwrap_or(0))
+        (index(bit / 8), bit % 8)
     }
 
     fn bytes(self, number: u64) -> std::ops::Range<usize> {
         let len = 1 << (self.0 - 3);
-        let at = index(number).saturating_mul(len);
-        at..at.saturating_add(len)
+        let at = index(number) * len;
+        at..at + len
     }
 }
 

@@ -11,6 +11,7 @@ use std::ops::Range;
 use crate::qcow2::check::Survey;
 use crate::qcow2::cluster::HostCluster;
 use crate::qcow2::layout::{REFCOUNT_TABLE_BYTES_MAX, index, length, set_entry};
+use crate::size::in_32_bits;
 use crate::{FileOffset, ImageError, ImageErrorKind, MetaWrite, Source};
 
 /// A new refcount table with its blocks.
@@ -55,7 +56,8 @@ pub fn lay_out(source: &mut dyn Source, survey: &mut Survey, sound: bool) -> Res
     }
     let table_at = survey.shape.offset_of(plan.start);
     writes.push(MetaWrite { at: table_at, bytes: table });
-    Ok(Some(Anew { table_at, table_clusters: u32::try_from(plan.table_clusters).unwrap_or(u32::MAX), writes }))
+    let table_clusters = in_32_bits(plan.table_clusters, "REFCOUNT_TABLE_BYTES_MAX");
+    Ok(Some(Anew { table_at, table_clusters, writes }))
 }
 
 impl Plan {

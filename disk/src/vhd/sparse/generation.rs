@@ -36,6 +36,7 @@ use super::super::parent::{Locators, Parent};
 use super::super::survey::{Batmap, DiskType, LEN_MAX, Tables, batmap_writes, index, locator_extent};
 use super::{ENTRIES, Sparse};
 use crate::format::MetaWrite;
+use crate::size::{in_32_bits, on_disk};
 use crate::{FileOffset, ImageError, ImageErrorKind};
 
 /// Bytes of a header.
@@ -68,7 +69,7 @@ pub fn room_in_front(block_len: u64, blocks: u64) -> u64 {
 
 /// Bytes of a table of this number of entries, with a batmap behind it or without.
 fn table_space(entries: u64, batmap: bool) -> u64 {
-    let map = if batmap { SECTOR + u64::try_from(batmap_len(entries)).unwrap_or(u64::MAX) } else { 0 };
+    let map = if batmap { SECTOR + on_disk(batmap_len(entries)) } else { 0 };
     (entries * 4).next_multiple_of(SECTOR) + map
 }
 
@@ -187,7 +188,7 @@ impl Sparse {
             |entries: &u64| self.rooms_in_front(&[table_space(*entries, self.batmap.is_some()), header]).is_some();
         let all = (self.block_len == LIBVHD_BLOCK).then_some(LEN_MAX / LIBVHD_BLOCK);
         let in_front = all.into_iter().chain([eighth_more, blocks.next_multiple_of(ENTRIES.into())]).find(fits);
-        u32::try_from(in_front.unwrap_or(eighth_more)).unwrap_or(u32::MAX)
+        in_32_bits(in_front.unwrap_or(eighth_more), "LEN_MAX")
     }
 
     /// Lays out the requested generation, if any, and returns the writes of its metadata. From here on the footer leads
@@ -230,7 +231,7 @@ impl Sparse {
         self.header.table_offset = at.0.into();
         self.header.max_table_entries = entries.into();
         self.dirty_table.clear();
-        let sectors = u32::try_from(table_len / SECTOR).unwrap_or(u32::MAX);
+        let sectors = in_32_bits(table_len / SECTOR, "LEN_MAX");
         let pieces = (0..sectors).step_by(index(PIECE.into()));
         let mut writes: Vec<MetaWrite> = pieces
             .map(|first| {
@@ -245,7 +246,7 @@ impl Sparse {
             let header_at = at + table_len;
             let header = RawBatmapHeader {
                 offset: (header_at + SECTOR).0.into(),
-                size: u32::try_from(map_len / 512).unwrap_or(u32::MAX).into(),
+                size: in_32_bits(on_disk(map_len) / SECTOR, "LEN_MAX").into(),
                 ..batmap.header
             };
             writes.append(&mut batmap_writes(&header, header_at, &bits));
@@ -263,8 +264,7 @@ impl Sparse {
         extents.extend(self.header.locators.iter().filter_map(locator_extent));
         if let Some(batmap) = &self.batmap {
             extents.push(of(batmap.header_at, SECTOR));
-            extents
-                .push(of(FileOffset(batmap.header.offset.get()), u64::try_from(batmap.bits.len()).unwrap_or(u64::MAX)));
+            extents.push(of(FileOffset(batmap.header.offset.get()), on_disk(batmap.bits.len())));
         }
         extents
     }

@@ -44,20 +44,19 @@ impl Survey {
                 "the image is encrypted, which Tapline cannot read",
             ));
         }
-        let len = u64::from(header.size.get()).saturating_mul(SECTOR);
+        let len = u64::from(header.size.get()) * SECTOR;
         let map_at = FileOffset(header.offset.get());
         let fits =
             map_at >= at.saturating_add(SECTOR) && map_at.checked_add(len).is_some_and(|end| end.0 <= self.file_len);
         // 2 TiB in blocks of 512 KiB are 4 Mi bits; a larger map is not one.
-        let plausible = fits && map_at % SECTOR == 0 && len.saturating_mul(8) >= blocks && len <= 1 << 20;
+        let plausible = fits && map_at % SECTOR == 0 && len * 8 >= blocks && len <= 1 << 20;
         let bits = if plausible { read(source, map_at, index(len), "batmap")? } else { Vec::new() };
         // libvhd reads, and sums up, what a disk of this size needs in blocks of 2 MiB; the rest may be anything.
-        let summed = (self.footer.current_size.get() >> 24).div_ceil(SECTOR).max(1).saturating_mul(SECTOR);
+        let summed = (self.footer.current_size.get() >> 24).div_ceil(SECTOR).max(1) * SECTOR;
         let known = bits.get(..index(summed)).unwrap_or(&bits);
         let matches = |bits: &[u8]| checksum(bits) == header.checksum.get();
         let sound = plausible && header.version.get() == BATMAP_VERSION && (matches(&bits) || matches(known));
-        let bits =
-            if matches(&bits) { bits } else { [known, &vec![0; bits.len().saturating_sub(known.len())]].concat() };
+        let bits = if matches(&bits) { bits } else { [known, &vec![0; bits.len() - known.len()]].concat() };
         if !sound {
             self.note(Severity::Repairable, at, "the batmap does not match its checksum and is not used".into());
         }

@@ -11,6 +11,7 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 
 use control::{FormatName, ImageName};
+use disk::size::{in_memory, on_disk};
 use disk::{Creation, FileOffset, MetaWrite, Source};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
@@ -111,12 +112,12 @@ fn clear_ends(device: &mut ImageFile, len: u64) -> io::Result<()> {
 /// Refuses a device that seems to be in use.
 fn check_blank(name: &ImageName, device: &mut ImageFile, len: u64) -> Result<(), Failure> {
     let ends = ENDS.min(len);
-    let mut bytes = vec![0; usize::try_from(ends).unwrap_or(0)];
+    let mut bytes = vec![0; in_memory(ends)];
     for at in [0, len.saturating_sub(ends)].map(FileOffset) {
         let read = device.read_at(at, &mut bytes);
         read.map_err(|error| Failure::new(format!("examine {name}"), error))?;
         if let Some(found) = bytes.iter().position(|byte| *byte != 0) {
-            let found = at.saturating_add(u64::try_from(found).unwrap_or(0));
+            let found = at + on_disk(found);
             let why = format!("the block device already contains data, at byte {found}");
             return Err(Failure::new(format!("create {name}"), why)
                 .advise("check what it is (blkid, lsblk --fs); --force overwrites it"));
@@ -130,7 +131,7 @@ fn on_device(format: FormatName, creation: Creation, len: u64) -> Creation {
     if format != FormatName::Vhd {
         return creation;
     }
-    let footer = creation.len.saturating_sub(SECTOR);
+    let footer = creation.len - SECTOR;
     let there = |write: MetaWrite| match write.at.0 == footer {
         true => MetaWrite { at: FileOffset(len.saturating_sub(SECTOR)), ..write },
         false => write,
@@ -152,9 +153,9 @@ fn clear(device: &mut ImageFile, at: u64, len: u64) -> io::Result<()> {
     let zeroes = vec![0; 1 << 20];
     let mut done = 0;
     while done < len {
-        let piece = zeroes.get(..usize::try_from(len - done).unwrap_or(usize::MAX)).unwrap_or(&zeroes);
+        let piece = zeroes.get(..in_memory(len - done)).unwrap_or(&zeroes);
         device.write_at(FileOffset(at + done), piece)?;
-        done = done.saturating_add(u64::try_from(piece.len()).unwrap_or(u64::MAX));
+        done += on_disk(piece.len());
     }
     Ok(())
 }

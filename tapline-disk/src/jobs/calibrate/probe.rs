@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use control::ImageName;
 use device::{Load, Pattern, Policy};
+use disk::size::{in_memory, on_disk};
 use disk::{Action, FileDone, FileId, FileOffset, FileOp, Io, OpId, ShapePolicy, Until};
 use fastrand::Rng;
 use memory::Segments;
@@ -42,7 +43,7 @@ impl Probe<'_> {
     /// Returns the bytes per second that a load transfers under a policy.
     pub fn measure(&mut self, load: Load, policy: Policy) -> Result<u64, Failure> {
         self.engine.set_shape(ShapePolicy { split: policy.split, merge: policy.merge });
-        let bytes = vec![BYTE; usize::try_from(load.size).unwrap_or(0)];
+        let bytes = vec![BYTE; in_memory(load.size)];
         // Each slot has its own memory, and one request at a time.
         let memories: Vec<Segments> = (0..load.depth).map(|_| Segments::copy_of(&bytes)).collect();
         let mut free: Vec<usize> = (0..load.depth).collect();
@@ -72,7 +73,7 @@ impl Probe<'_> {
         let mut moved = 0;
         let mut failed = None;
         for FileDone { op, result } in self.done.drain(..) {
-            free.push(usize::try_from(op.id.0).unwrap_or(0));
+            free.push(in_memory(op.id.0));
             match result {
                 Ok(()) => moved += load.size,
                 Err(error) => failed = Some(error),
@@ -99,6 +100,6 @@ impl Probe<'_> {
             true => Action::Write { at, from: memory },
             false => Action::Read { at, into: memory },
         };
-        FileOp { id: OpId(u64::try_from(slot).unwrap_or(0)), file: FileId(0), action }
+        FileOp { id: OpId(on_disk(slot)), file: FileId(0), action }
     }
 }

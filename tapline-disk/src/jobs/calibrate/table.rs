@@ -6,6 +6,7 @@ use std::path::Path;
 use control::ImageName;
 use control::calibration::{Calibration, Measured, Sizes};
 use control::size::readable;
+use disk::size::on_disk;
 
 use crate::process::output::printable;
 
@@ -42,7 +43,7 @@ pub fn of(name: &ImageName, found: &Calibration, kept: Option<&Path>) -> String 
 
 /// Returns how many measurements, from the first, are of loads with the same bytes in flight.
 fn constant_count(points: &[Measured]) -> usize {
-    let in_flight = |point: &Measured| u64::try_from(point.depth).unwrap_or(0) * point.size;
+    let in_flight = |point: &Measured| on_disk(point.depth) * point.size;
     let first = points.first().map_or(0, in_flight);
     let same = |point: &&Measured| in_flight(point) == first && point.policy == ALONE && !point.sequential;
     // Each size occurs once; the next group begins with a larger one.

@@ -12,6 +12,7 @@ use std::thread;
 use control::ImageName;
 use disk::qcow2::compress::compress;
 use disk::qcow2::{Appender, Compression, Content, Spec};
+use disk::size::{in_memory, on_disk};
 use uring::{Cache, ImageFile, OpenOptions};
 
 use super::Copied;
@@ -60,7 +61,7 @@ pub fn copy(
         for _ in 0..threads {
             scope.spawn(|| compress_tasks(&queue, spec.compression));
         }
-        let size = usize::try_from(spec.cluster_size).unwrap_or(usize::MAX);
+        let size = in_memory(spec.cluster_size.into());
         let mut writer = Writer {
             tasks,
             in_flight: VecDeque::new(),
@@ -121,19 +122,19 @@ impl Writer<'_> {
     /// Adds the next piece of the disk. A piece is a multiple of the cluster size, or a fraction of it.
     fn add(&mut self, chunk: &Chunk) -> Result<(), Failure> {
         let bytes = chunk.bytes.as_ref().map(|bytes| bytes.to_vec());
-        let len = usize::try_from(chunk.span.len).unwrap_or(usize::MAX);
+        let len = in_memory(chunk.span.len);
         let mut from = 0;
         while from < len {
-            let in_cluster = usize::try_from(self.received % u64_of(self.size)).unwrap_or(0);
+            let in_cluster = in_memory(self.received % on_disk(self.size));
             let until = (from + self.size - in_cluster).min(len);
             let some = bytes.as_ref().and_then(|bytes| bytes.get(from..until));
             if let Some(some) = some.filter(|some| some.iter().any(|&byte| byte != 0)) {
                 self.cluster.resize(in_cluster, 0);
                 self.cluster.extend_from_slice(some);
             }
-            self.received += u64_of(until - from);
+            self.received += on_disk(until - from);
             from = until;
-            if self.received % u64_of(self.size) == 0 {
+            if self.received % on_disk(self.size) == 0 {
                 self.submit()?;
             }
         }
@@ -149,7 +150,7 @@ impl Writer<'_> {
         cluster.resize(self.size, 0);
         let (result, compressed) = sync_channel(1);
         self.tasks.send(Task { cluster, result }).map_err(|_| self.gone())?;
-        self.in_flight.push_back(((self.received - 1) / u64_of(self.size), compressed));
+        self.in_flight.push_back(((self.received - 1) / on_disk(self.size), compressed));
         self.write_until(self.ahead)
     }
 
@@ -160,8 +161,8 @@ impl Writer<'_> {
             let Compressed { cluster, compressed } = compressed.recv().map_err(|_| self.gone())?;
             let content = compressed.as_deref().map_or(Content::Plain(&cluster), Content::Compressed);
             let (Content::Plain(bytes) | Content::Compressed(bytes)) = content;
-            self.written += u64_of(self.size);
-            self.stored += u64_of(bytes.len());
+            self.written += on_disk(self.size);
+            self.stored += on_disk(bytes.len());
             self.appender.add(number, content);
             if let Some(write) = self.appender.take() {
                 let done = self.file.write_at(write.at, &write.bytes);
@@ -190,8 +191,4 @@ impl Writer<'_> {
 
 fn failed(target: &ImageName, error: std::io::Error) -> Failure {
     Failure::new(format!("write {target}"), error).advise("see that there is space for it, and the kernel log")
-}
-
-fn u64_of(len: usize) -> u64 {
-    u64::try_from(len).unwrap_or(u64::MAX)
 }

@@ -9,6 +9,7 @@ use std::os::fd::AsFd;
 
 use control::Kind;
 use control::size::Size;
+use disk::size::{in_memory, on_disk};
 use disk::{DiskOffset, Span};
 use memory::Segments;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -75,8 +76,8 @@ impl Input {
             return self.must_be_zero(convert, stop).map(|()| None);
         }
         let at = self.at;
-        let mut bytes = vec![0; usize::try_from(PIECE.min(self.len - at)).unwrap_or(0)];
-        let read = u64::try_from(self.fill(&mut bytes, convert, stop)?).unwrap_or(0);
+        let mut bytes = vec![0; in_memory(PIECE.min(self.len - at))];
+        let read = on_disk(self.fill(&mut bytes, convert, stop)?);
         let span = Span { at: DiskOffset(at), len: PIECE.min(self.len - at) };
         if at + read < self.expected.min(at + span.len) {
             self.is_done = true;
@@ -90,7 +91,7 @@ impl Input {
 
     /// Reads to the end of the input; fails if there is data behind the disk.
     fn must_be_zero(&mut self, convert: &Convert, stop: &mut Option<Signal>) -> Result<(), Failure> {
-        let mut bytes = vec![0; usize::try_from(PIECE).unwrap_or(0)];
+        let mut bytes = vec![0; in_memory(PIECE)];
         let mut at = self.len;
         loop {
             let read = self.fill(&mut bytes, convert, stop)?;
@@ -98,7 +99,7 @@ impl Input {
             match first_data(read) {
                 _ if read.is_empty() => return Ok(()),
                 Some(found) => return Err(would_lose(convert, self.len, at + found)),
-                None => at += u64::try_from(read.len()).unwrap_or(0),
+                None => at += on_disk(read.len()),
             }
         }
     }

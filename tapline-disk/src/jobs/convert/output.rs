@@ -9,6 +9,7 @@ use std::os::fd::AsFd;
 
 use control::{ImageName, Kind};
 use disk::Creation;
+use disk::size::{in_memory, on_disk};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::jobs::stream::{Chunk, PIECE};
@@ -31,7 +32,7 @@ impl Output {
             return Err(refused.advise("send it to a file or a program: > FILE, | PROGRAM").of_kind(Kind::Invalid));
         }
         let file = File::from(stdout.as_fd().try_clone_to_owned().map_err(failed)?);
-        Ok(Output { file, zeroes: vec![0; usize::try_from(PIECE).unwrap_or(0)], at: 0 })
+        Ok(Output { file, zeroes: vec![0; in_memory(PIECE)], at: 0 })
     }
 
     /// Writes the next piece of the disk.
@@ -56,9 +57,9 @@ impl Output {
     fn write_zeroes(&mut self, mut len: u64) -> Result<(), Failure> {
         let zeroes = std::mem::take(&mut self.zeroes);
         while len > 0 {
-            let some = zeroes.get(..usize::try_from(len).unwrap_or(usize::MAX)).unwrap_or(&zeroes);
+            let some = zeroes.get(..in_memory(len)).unwrap_or(&zeroes);
             self.write_all(some)?;
-            len -= u64::try_from(some.len()).unwrap_or(len);
+            len -= on_disk(some.len());
         }
         self.zeroes = zeroes;
         Ok(())

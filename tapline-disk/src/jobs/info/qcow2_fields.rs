@@ -61,7 +61,7 @@ pub fn fields(info: &Info, link: Option<&Link>) -> Qcow2Fields {
         version: info.version,
         uuid: uuid::known(&info.uuid),
         cluster_size: info.cluster_size,
-        refcount_bits: 1u64.checked_shl(info.refcount_order).unwrap_or(0),
+        refcount_bits: 1 << info.refcount_order,
         compression: match info.compression {
             Compression::Deflate => "deflate",
             Compression::Zstd => "zstd",

@@ -140,7 +140,7 @@ impl Client {
                 let rest = self.input.split_off(end + 1);
                 let mut line = std::mem::replace(&mut self.input, rest);
                 line.truncate(end);
-                self.descriptors_until = self.descriptors_until.saturating_sub(end.saturating_add(1));
+                self.descriptors_until = self.descriptors_until.saturating_sub(end + 1);
                 return Heard::Line(line);
             }
             if self.input.len() > LINE_MAX {

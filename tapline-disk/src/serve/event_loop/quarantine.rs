@@ -4,6 +4,7 @@
 //! leaf's redo log records that the process works on it only while the process does nothing else.
 
 use disk::redo::Mark;
+use disk::size::on_disk;
 use disk::{Request, Span, Status};
 use transport::Server;
 
@@ -81,7 +82,7 @@ impl<S: Server> EventLoop<S> {
     #[inline]
     pub(super) fn note_in_flight(&self, count: usize) {
         if let Some(log) = self.disk.leaf_log() {
-            log.note_in_flight(u64::try_from(count).unwrap_or(u64::MAX).max(self.admission.left_in_quarantine()));
+            log.note_in_flight(on_disk(count).max(self.admission.left_in_quarantine()));
         }
     }
 

@@ -96,7 +96,7 @@ fn run(scenario: &Scenario, plan: &Plan) -> Result<RunStatistics, String> {
     let driver = Rc::new(RefCell::new(Driver::new(Front::new(&host), &scenario.kernels, plan.seed)));
     let count = Rc::new(Count::default());
     observe(&host, &driver, &count);
-    let mut bytes = vec![0; driver::DISK_LEN as usize];
+    let mut bytes = vec![vec![0; driver::DISK_LEN as usize]];
     let mut ran = RunStatistics { kill_points: 0, calls: 0 };
     // One more process than are killed; and one to follow a process that could not start.
     for life in 0..plan.kills.len() + 2 {
@@ -118,7 +118,7 @@ fn run(scenario: &Scenario, plan: &Plan) -> Result<RunStatistics, String> {
             ran.calls = count.calls.get();
         }
         let mut driver = driver.borrow_mut();
-        machine.file.die(|| driver.random.bool());
+        machine.die(|| driver.random.bool());
         machine.server = None;
         bytes.clone_from(&machine.file.bytes);
         if let Some(wrong) = driver.wrong.take() {
@@ -128,7 +128,7 @@ fn run(scenario: &Scenario, plan: &Plan) -> Result<RunStatistics, String> {
             // It could not start, and exits.
             Ok(Err(_)) => {}
             Ok(Ok(())) if driver.has_ended() => {
-                driver.assert_on_disk(&bytes);
+                driver.assert_on_disk(&bytes[0]);
                 let left = Counts { watched: 0, ..host.counts() };
                 let wrong = driver.wrong.take().or((left != Counts::default()).then(|| format!("{left:?} is left")));
                 return wrong.map_or(Ok(ran), Err);

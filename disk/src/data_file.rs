@@ -162,39 +162,16 @@ mod test {
     use memory::Segments;
 
     use super::*;
+    use crate::memory_io::MemoryIo;
 
     const IMAGE: FileId = FileId(1);
-    const DATA: FileId = FileId(9);
+    const DATA: FileId = FileId(2);
 
-    /// An engine with room for so many operations.
-    struct Engine {
-        room: usize,
-        pushed: Vec<FileOp>,
-    }
-
-    impl Io for Engine {
-        fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
-            if self.pushed.len() == self.room {
-                return Err(op);
-            }
-            self.pushed.push(op);
-            Ok(())
-        }
-
-        fn reap(&mut self, _: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
-            done.extend(self.pushed.drain(..).map(|op| FileDone { op, result: Ok(()) }));
-            Ok(())
-        }
-
-        fn allocated(&mut self, file: FileId, at: FileOffset, _: u64) -> Allocation {
-            if file == DATA { Allocation::Hole(at.0) } else { Allocation::Data(at.0) }
-        }
-    }
-
-    fn setup(room: usize) -> (DataFiles, Engine) {
+    /// The image is empty, its data file is not.
+    fn setup(room: usize) -> (DataFiles, MemoryIo) {
         let mut files = DataFiles::default();
         files.add(IMAGE, DATA);
-        (files, Engine { room, pushed: Vec::new() })
+        (files, MemoryIo { room, ..MemoryIo::new(vec![Vec::new(), Vec::new(), vec![0; 8]]) })
     }
 
     fn op(id: u64, file: FileId, action: Action) -> FileOp {
@@ -216,14 +193,15 @@ mod test {
         for (id, file, at) in pushed {
             files.push(read(id, file, at), &mut io).unwrap();
         }
-        let below: Vec<_> = io.pushed.iter_mut().map(seen).collect();
+        let below: Vec<_> = io.queue.iter_mut().map(seen).collect();
         assert_eq!(below, [(1, IMAGE), (2, DATA), (3, FileId(0))].map(|(id, file)| (id, file, Some(FileOffset(512)))));
         let mut done = Vec::new();
         files.reap(Until::Any, &mut io, &mut done).unwrap();
         let above: Vec<_> = done.iter_mut().map(|done| seen(&mut done.op)).collect();
         assert_eq!(above, pushed.map(|(id, file, at)| (id, file, Some(at))));
-        assert_eq!(files.allocated(IMAGE, DATA_FILE + 7, 1, &mut io), Allocation::Hole(7));
-        assert_eq!(files.allocated(IMAGE, FileOffset(7), 1, &mut io), Allocation::Data(7));
+        let mut allocated = |at| files.allocated(IMAGE, at, 1, &mut io);
+        assert_eq!([7, 8].map(|at| allocated(DATA_FILE + at)), [Allocation::Data(1), Allocation::Hole(1)]);
+        assert_eq!(allocated(FileOffset(7)), Allocation::Hole(1));
     }
 
     #[test]
@@ -231,10 +209,10 @@ mod test {
         for failing in [None, Some(IMAGE), Some(DATA)] {
             let (mut files, mut io) = setup(8);
             files.push(op(5, IMAGE, Action::SyncData), &mut io).unwrap();
-            assert_eq!(io.pushed.iter().map(|op| op.file).collect::<Vec<_>>(), [DATA, IMAGE]);
+            assert_eq!(io.queue.iter().map(|op| op.file).collect::<Vec<_>>(), [DATA, IMAGE]);
             assert!(files.uses(IMAGE));
             let fate = |file| if failing == Some(file) { Err(FileError::Failed(5)) } else { Ok(()) };
-            let mut ended = io.pushed.drain(..).map(|op| FileDone { result: fate(op.file), op });
+            let mut ended = io.queue.drain(..).map(|op| FileDone { result: fate(op.file), op });
             assert!(files.settle(ended.next().unwrap()).is_none(), "half of it");
             let whole = files.settle(ended.next().unwrap()).unwrap();
             assert_eq!((whole.op.id, whole.op.file, whole.result.is_ok()), (OpId(5), IMAGE, failing.is_none()));

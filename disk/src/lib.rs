@@ -18,6 +18,9 @@ mod format;
 mod image;
 mod io;
 mod link;
+#[cfg(test)]
+#[path = "../tests/memory_io/mod.rs"]
+mod memory_io;
 mod offset;
 mod parent;
 mod problem;

@@ -117,7 +117,7 @@ fn explore(seed: u64, setting: &Setting) {
         while rig.is_busy() {
             rig.step();
             if losses.u8(..3) == 0 {
-                let left = rig.files.past.after_power_loss(&mut losses);
+                let left = rig.files.past().after_power_loss(&mut losses);
                 inspect(left, setting, &allowed, &format!("seed {seed}, step {step}"));
             }
         }
@@ -125,7 +125,7 @@ fn explore(seed: u64, setting: &Setting) {
             rig.flush();
             while rig.is_busy() {
                 rig.step();
-                let left = rig.files.past.after_power_loss(&mut losses);
+                let left = rig.files.past().after_power_loss(&mut losses);
                 inspect(left, setting, &allowed, &format!("seed {seed}, flush {step}"));
             }
             assert!(rig.finish());

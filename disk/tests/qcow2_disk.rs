@@ -13,7 +13,7 @@ mod rig;
 mod room;
 
 use disk::qcow2::{Qcow2, Spec, create};
-use disk::{Access, Image, Link, Tail};
+use disk::{Access, Action, FileError, Image, Link, Tail};
 use fastrand::Rng;
 use rig::{Rig, file_of, open};
 use room::{Class, Room};
@@ -98,7 +98,7 @@ fn what_a_guest_writes_is_what_it_and_qemu_read() {
         }
         let image = open(&mut file, tail);
         let mut rig = Rig::new(vec![image], vec![file], vec![0; 24 * MIB as usize + 512], seed);
-        rig.files.punches = seed % 4 != 1;
+        rig.files.can_deallocate = seed % 4 != 1;
         println!("seed {seed}");
         for _ in 0..4 {
             work(&mut rig, 12, cluster.into());
@@ -419,10 +419,15 @@ fn failed_metadata_writes_are_made_up_for() {
         rig.zero(9 * MIB, 64 << 10);
         rig.write(12 * MIB, 4096, 3);
         assert!(rig.finish());
-        rig.files.failing = Some(seed % 5);
+        let mut left = seed % 5;
+        rig.files.fault = Box::new(move |op| {
+            let fails = left == 0 && matches!(op.action, Action::Write { .. });
+            left -= u64::from(left > 0 && matches!(op.action, Action::Write { .. }));
+            fails.then_some(FileError::Failed(5))
+        });
         rig.flush();
         rig.finish();
-        rig.files.failing = None;
+        rig.files.fault = Box::new(|_| None);
         rig.write(20 * MIB, 8192, 4);
         assert!(rig.finish());
         rig.flush();
@@ -441,7 +446,7 @@ fn a_plain_allocating_round_has_two_batches() {
     assert!(rig.finish());
     rig.flush();
     assert!(rig.finish());
-    assert_eq!(rig.files.syncs, 3, "the data, and each batch");
+    assert_eq!(rig.files.log.iter().filter(|op| op.1 && op.3 == 0).count(), 3, "the data, and each batch");
     assert_eq!(rig.dirty(), 0);
 }
 

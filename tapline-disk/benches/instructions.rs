@@ -22,7 +22,7 @@ use std::process::{Command, ExitCode};
 
 use callgrind::{Counts, PARTS, by_parts};
 use table::{Row, Table, compiler};
-use tool::ring::{Driver, Kind};
+use testkit::ring::{Driver, Kind};
 use tool::served::Disk;
 use tool::{Room, TAPLINE};
 

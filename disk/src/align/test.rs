@@ -6,72 +6,23 @@ use fastrand::Rng;
 
 use super::*;
 use crate::FileOffset;
-use crate::io::Allocation;
+use crate::memory_io::{MemoryIo, described};
 
 const UNIT: u64 = 4096;
 const SECTOR: u64 = 512;
 const FILE: FileId = FileId(3);
 
-/// Storage that ends operations in the order that a test likes.
-#[derive(Default)]
-struct Storage4k {
-    bytes: Vec<u8>,
-    pending: Vec<FileOp>,
-    room: Option<usize>,
-    syncs_after: Vec<Vec<u8>>,
-}
-
-impl Io for Storage4k {
-    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
-        if self.room.is_some_and(|room| self.pending.len() >= room) {
-            return Err(op);
-        }
-        let (at, len, is_write) = match &op.action {
-            Action::Read { at, into } => (*at, into.len() as u64, false),
-            Action::Write { at, from } => (*at, from.len() as u64, true),
-            _ => (FileOffset(0), 0, false),
-        };
-        if op.file == FILE && (at % UNIT != 0 || len % UNIT != 0) {
-            assert!(is_write && at / UNIT == (at + len - 1) / UNIT, "no piece of one unit: {op:?}");
-            assert!((at / UNIT + 1) * UNIT > self.bytes.len() as u64, "{op:?} does not lie at the end");
-            assert!(self.pending.is_empty(), "{op:?} is not alone");
-        }
-        let alone =
-            |other: &FileOp| matches!(&other.action, Action::Write { from, .. } if from.len() as u64 % UNIT != 0);
-        assert!(!self.pending.iter().any(alone), "{op:?} is begun beside the end's");
-        self.pending.push(op);
-        Ok(())
+/// A transfer that is not of whole units comes only at the end of the file, and alone.
+fn check(io: &MemoryIo, op: &FileOp) {
+    let (_, is_write, at, len) = described(op);
+    let is_transfer = !matches!(op.action, Action::Deallocate { .. });
+    if op.file == FILE && is_transfer && (at % UNIT != 0 || len % UNIT != 0) {
+        assert!(is_write && at / UNIT == (at + len - 1) / UNIT, "no piece of one unit: {op:?}");
+        assert!((at / UNIT + 1) * UNIT > io.bytes[3].len() as u64, "{op:?} does not lie at the end");
+        assert!(io.queue.is_empty(), "{op:?} is not alone");
     }
-
-    fn reap(&mut self, _: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
-        while !self.pending.is_empty() {
-            done.push(self.finish(0));
-        }
-        Ok(())
-    }
-
-    fn allocated(&mut self, _: FileId, _: FileOffset, len: u64) -> Allocation {
-        Allocation::Data(len)
-    }
-}
-
-impl Storage4k {
-    fn finish(&mut self, which: usize) -> FileDone {
-        let op = self.pending.remove(which);
-        match &op.action {
-            Action::Read { at, into } => {
-                let mut found = vec![0; into.len()];
-                let from = (at.0 as usize).min(self.bytes.len());
-                let count = found.len().min(self.bytes.len() - from);
-                found[..count].copy_from_slice(&self.bytes[from..from + count]);
-                into.copy_from(&found);
-            }
-            Action::Write { at, from } => put(&mut self.bytes, at.0, &from.to_vec()),
-            Action::Deallocate { at, len } => put(&mut self.bytes, at.0, &vec![0; *len as usize]),
-            Action::SyncData => self.syncs_after.push(self.bytes.clone()),
-        }
-        FileDone { op, result: Ok(()) }
-    }
+    let alone = |other: &FileOp| matches!(&other.action, Action::Write { from, .. } if from.len() as u64 % UNIT != 0);
+    assert!(!io.queue.iter().any(alone), "{op:?} is begun beside the end's");
 }
 
 fn put(bytes: &mut Vec<u8>, at: u64, with: &[u8]) {
@@ -82,7 +33,7 @@ fn put(bytes: &mut Vec<u8>, at: u64, with: &[u8]) {
 
 struct Rig {
     aligner: Aligner,
-    storage: Storage4k,
+    storage: MemoryIo,
     done: Vec<FileDone>,
 }
 
@@ -91,7 +42,8 @@ impl Rig {
         let bytes: Vec<u8> = (0..len).map(|at| (at / SECTOR) as u8).collect();
         let mut aligner = Aligner::default();
         aligner.add(FILE, UNIT, Some(len));
-        Rig { aligner, storage: Storage4k { bytes, ..Storage4k::default() }, done: Vec::new() }
+        let bytes = vec![Vec::new(), Vec::new(), Vec::new(), bytes];
+        Rig { aligner, storage: MemoryIo { check, ..MemoryIo::new(bytes) }, done: Vec::new() }
     }
 
     fn push(&mut self, id: u64, action: Action) {
@@ -108,7 +60,7 @@ impl Rig {
     }
 
     fn finish_all(&mut self) -> Vec<u64> {
-        while !self.storage.pending.is_empty() {
+        while !self.storage.queue.is_empty() {
             self.finish(0);
         }
         self.done.drain(..).map(|done| done.op.id.0).collect()
@@ -118,16 +70,16 @@ impl Rig {
 #[test]
 fn a_sector_is_read_and_written_by_its_unit() {
     let mut rig = Rig::with(4 * UNIT);
-    let before = rig.storage.bytes.clone();
+    let before = rig.storage.bytes[3].clone();
     rig.write(7, UNIT + SECTOR, &[0xaa; 512]);
     assert!(rig.done.is_empty());
     rig.finish(0);
-    assert_eq!((rig.storage.pending.len(), rig.done.len()), (1, 0), "it is answered before it is written");
+    assert_eq!((rig.storage.queue.len(), rig.done.len()), (1, 0), "it is answered before it is written");
     rig.finish(0);
     assert_eq!(rig.done.pop().unwrap().op.id, OpId(7));
     let mut expected = before;
     put(&mut expected, UNIT + SECTOR, &[0xaa; 512]);
-    assert!(rig.storage.bytes == expected);
+    assert!(rig.storage.bytes[3] == expected);
     let into = Segments::zeroed(1024);
     rig.push(8, Action::Read { at: FileOffset(UNIT + SECTOR), into: into.clone() });
     assert_eq!(rig.finish_all(), [8]);
@@ -142,9 +94,9 @@ fn two_sectors_of_a_unit_are_written_one_after_the_other() {
     // All of the unit, and what has nothing to do with it.
     rig.write(3, 0, &[3; 4096]);
     rig.write(4, UNIT, &[4; 4096]);
-    assert_eq!(rig.storage.pending.len(), 2, "only the first and the last are under way");
+    assert_eq!(rig.storage.queue.len(), 2, "only the first and the last are under way");
     assert_eq!(rig.finish_all(), [4, 1, 2, 3]);
-    assert!(rig.storage.bytes[..4096] == [3; 4096]);
+    assert!(rig.storage.bytes[3][..4096] == [3; 4096]);
 }
 
 #[test]
@@ -154,7 +106,7 @@ fn a_unit_under_change_is_not_deallocated_and_the_reverse() {
     rig.push(2, Action::Deallocate { at: FileOffset(SECTOR), len: UNIT });
     rig.write(3, SECTOR, &[3; 512]);
     assert_eq!(rig.finish_all(), [1, 2, 3]);
-    assert_eq!(rig.storage.bytes[..1536], [[1; 512], [3; 512], [0; 512]].concat());
+    assert_eq!(rig.storage.bytes[3][..1536], [[1; 512], [3; 512], [0; 512]].concat());
 }
 
 #[test]
@@ -164,21 +116,21 @@ fn a_file_ends_where_what_is_written_to_it_ends() {
     rig.push(1, Action::Read { at: FileOffset(0), into: into.clone() });
     rig.write(2, 2 * UNIT, &[2; 512]);
     rig.write(3, 3 * UNIT, &[3; 4096]);
-    assert_eq!(rig.storage.pending.len(), 1, "the end's waits for the read, and is waited for");
+    assert_eq!(rig.storage.queue.len(), 1, "the end's waits for the read, and is waited for");
     assert_eq!(rig.finish_all(), [1, 2, 3]);
-    assert_eq!(rig.storage.bytes.len() as u64, 4 * UNIT);
+    assert_eq!(rig.storage.bytes[3].len() as u64, 4 * UNIT);
     // That unit is a whole one now.
     rig.write(4, 2 * UNIT + SECTOR, &[4; 512]);
     rig.write(5, 4 * UNIT, &[5; 512]);
     assert_eq!(rig.finish_all(), [4, 5]);
-    assert_eq!(rig.storage.bytes.len() as u64, 4 * UNIT + SECTOR);
-    assert_eq!(rig.storage.bytes[2 * 4096..2 * 4096 + 1536], [[2; 512], [4; 512], [0; 512]].concat());
+    assert_eq!(rig.storage.bytes[3].len() as u64, 4 * UNIT + SECTOR);
+    assert_eq!(rig.storage.bytes[3][2 * 4096..2 * 4096 + 1536], [[2; 512], [4; 512], [0; 512]].concat());
 }
 
 #[test]
 fn a_full_engine_has_what_comes_handed_back_and_loses_nothing() {
     let mut rig = Rig::with(16 * UNIT);
-    rig.storage.room = Some(1);
+    rig.storage.room = 1;
     rig.write(1, SECTOR, &[1; 4096]);
     let op = FileOp { id: OpId(2), file: FILE, action: Action::SyncData };
     let back = rig.aligner.push(op, &mut rig.storage).unwrap_err();
@@ -200,13 +152,13 @@ fn what_fails_fails_as_a_whole_and_its_unit_is_free_again() {
     let FileDone { op, .. } = rig.storage.finish(0);
     let failed = FileDone { op, result: Err(FileError::Failed(5)) };
     rig.aligner.settle(failed, &mut rig.storage, &mut rig.done);
-    while !rig.storage.pending.is_empty() {
+    while !rig.storage.queue.is_empty() {
         rig.finish(0);
     }
     let results: Vec<_> = rig.done.iter().map(|done| (done.op.id.0, done.result)).collect();
     assert_eq!(results.len(), 2);
     assert!(results.contains(&(1, Err(FileError::Failed(5)))) && results.contains(&(2, Ok(()))));
-    assert_eq!(rig.storage.bytes[..1024], [[2; 512], [1; 512]].concat());
+    assert_eq!(rig.storage.bytes[3][..1024], [[2; 512], [1; 512]].concat());
 }
 
 #[test]
@@ -218,7 +170,7 @@ fn other_files_are_passed_by() {
         action: Action::Write { at: FileOffset(512), from: Segments::zeroed(512) },
     };
     rig.aligner.push(op, &mut rig.storage).unwrap();
-    assert_eq!(rig.storage.pending[0].id, OpId(9));
+    assert_eq!(rig.storage.queue[0].id, OpId(9));
     assert_eq!(rig.finish_all(), [9]);
 }
 
@@ -235,8 +187,8 @@ fn random_run(seed: u64) {
     let mut random = Rng::with_seed(seed);
     let mut below = |limit| random.u64(..limit);
     let mut rig = Rig::with(below(64) * SECTOR);
-    rig.storage.room = (below(3) == 0).then(|| 1 + below(4) as usize);
-    let mut model = rig.storage.bytes.clone();
+    rig.storage.room = if below(3) == 0 { 1 + below(4) as usize } else { usize::MAX };
+    let mut model = rig.storage.bytes[3].clone();
     let mut busy: Vec<(u64, u64, u64)> = Vec::new();
     let mut reads: BTreeMap<u64, (u64, Segments)> = BTreeMap::new();
     for id in 0..200 {
@@ -260,8 +212,8 @@ fn random_run(seed: u64) {
                 }
             }
         }
-        if below(3) > 0 && !rig.storage.pending.is_empty() {
-            rig.finish(below(rig.storage.pending.len() as u64) as usize);
+        if below(3) > 0 && !rig.storage.queue.is_empty() {
+            rig.finish(below(rig.storage.queue.len() as u64) as usize);
         }
         for done in rig.done.drain(..) {
             let id = done.op.id.0;
@@ -271,7 +223,7 @@ fn random_run(seed: u64) {
     }
     rig.finish_all();
     assert!(!rig.aligner.uses(FILE), "seed {seed}: something never ends");
-    assert!(rig.storage.bytes == model, "seed {seed}: the file holds something else");
+    assert!(rig.storage.bytes[3] == model, "seed {seed}: the file holds something else");
 }
 
 /// Nothing has changed what a read was for since it was begun.

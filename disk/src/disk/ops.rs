@@ -110,34 +110,17 @@ impl Ops {
 #[cfg(test)]
 mod test {
     use super::*;
-    use crate::{Allocation, EngineFailed, FileDone, Until};
+    use crate::Until;
+    use crate::memory_io::MemoryIo;
 
     /// An engine with room for one operation.
-    #[derive(Default)]
-    struct Engine(Vec<FileOp>);
-
-    impl Io for Engine {
-        fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
-            if self.0.is_empty() {
-                self.0.push(op);
-                return Ok(());
-            }
-            Err(op)
-        }
-
-        fn reap(&mut self, _: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
-            done.extend(self.0.drain(..).map(|op| FileDone { op, result: Ok(()) }));
-            Ok(())
-        }
-
-        fn allocated(&mut self, _: FileId, _: FileOffset, len: u64) -> Allocation {
-            Allocation::Data(len)
-        }
+    fn setup() -> (Ops, MemoryIo) {
+        (Ops::with_capacity(0), MemoryIo { room: 1, ..MemoryIo::new(vec![Vec::new(); 3]) })
     }
 
     #[test]
     fn operations_end_as_what_they_were_in_the_order_in_which_they_were_pushed() {
-        let (mut ops, mut io) = (Ops::with_capacity(0), Engine::default());
+        let (mut ops, mut io) = setup();
         ops.push_request(7, FileId(0), Action::SyncData, &mut io);
         ops.push(Op::Sync, FileId(1), Action::SyncData, &mut io);
         ops.push_request(8, FileId(2), Action::SyncData, &mut io);
@@ -161,7 +144,7 @@ mod test {
     #[test]
     #[should_panic = "that was never pushed"]
     fn an_operation_ends_once() {
-        let (mut ops, mut io) = (Ops::with_capacity(0), Engine::default());
+        let (mut ops, mut io) = setup();
         ops.push(Op::Sync, FileId(1), Action::SyncData, &mut io);
         ops.ended(OpId(0));
         ops.ended(OpId(0));

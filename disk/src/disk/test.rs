@@ -23,144 +23,23 @@ mod waiting;
 
 use std::collections::VecDeque;
 
-use fastrand::Rng;
 use memory::Segments;
 
 use super::*;
 use crate::format::{Access, Mapping, Tail, Wait};
+use crate::memory_io::MemoryIo;
 use crate::qcow2::{self, Qcow2};
 use crate::vhd::{self, Kind, Parent, Spec, Vhd};
 use crate::{
-    Allocation, DiskOffset, EngineFailed, Extent, ExtentKind, FileError, FileOffset, FileOp, Image, Link, MetaBlock,
-    MetaWrite, Token, Until, raw::Raw,
+    DiskOffset, Extent, ExtentKind, FileError, FileOffset, FileOp, Image, Link, MetaBlock, MetaWrite, Token, Until,
+    raw::Raw,
 };
 
 const MIB: u64 = 1 << 20;
 
-/// Files in memory; at most `room` operations at once, completed in an order drawn from a seed.
-struct Files {
-    bytes: Vec<Vec<u8>>,
-    queue: Vec<FileOp>,
-    room: usize,
-    random: Rng,
-    /// (file, whether a write, offset, length) of everything pushed.
-    log: Vec<(u8, bool, u64, u64)>,
-    fail_sync: bool,
-    /// Writes of one sector fail.
-    fail_metadata: bool,
-    /// One in so many reads, writes and deallocations fails, drawn from the seed.
-    fail_one_in: Option<u64>,
-    /// The operation that fails after so many others, a sync too.
-    fail_nth: Option<usize>,
-    /// A file that has no space to grow.
-    full: Option<u8>,
-    can_deallocate: bool,
-    /// It deallocates whole blocks of 4096 bytes only.
-    coarse: bool,
-}
-
-impl Files {
-    fn new(bytes: Vec<Vec<u8>>, seed: u64) -> Files {
-        Files {
-            bytes,
-            queue: Vec::new(),
-            room: 16,
-            random: Rng::with_seed(seed),
-            log: Vec::new(),
-            fail_sync: false,
-            fail_metadata: false,
-            fail_one_in: None,
-            fail_nth: None,
-            full: None,
-            can_deallocate: true,
-            coarse: false,
-        }
-    }
-
-    fn draw(&mut self, below: u64) -> u64 {
-        self.random.u64(..below)
-    }
-
-    fn execute(&mut self, op: &FileOp) -> Result<(), FileError> {
-        if let Some(one_in) = self.fail_one_in.filter(|_| !matches!(op.action, Action::SyncData)) {
-            if self.draw(one_in) == 0 {
-                return Err(FileError::Failed(5));
-            }
-        }
-        if let Some(left) = self.fail_nth {
-            self.fail_nth = left.checked_sub(1);
-            if left == 0 {
-                return Err(FileError::Failed(5));
-            }
-        }
-        let full = self.full == Some(op.file.0);
-        let file = &mut self.bytes[usize::from(op.file.0)];
-        match &op.action {
-            Action::Read { at, into } => {
-                let mut bytes = vec![0; into.len()];
-                let at = (at.0 as usize).min(file.len());
-                let len = bytes.len().min(file.len() - at);
-                bytes[..len].copy_from_slice(&file[at..at + len]);
-                into.copy_from(&bytes);
-            }
-            Action::Write { at, from } if full && at.0 as usize + from.len() > file.len() => {
-                return Err(FileError::NoSpace);
-            }
-            Action::Write { from, .. } if self.fail_metadata && from.len() == 512 => return Err(FileError::NoSpace),
-            Action::Write { at, from } => {
-                let end = at.0 as usize + from.len();
-                file.resize(file.len().max(end), 0);
-                file[at.0 as usize..end].copy_from_slice(&from.to_vec());
-            }
-            Action::SyncData if self.fail_sync => return Err(FileError::Failed(5)),
-            Action::SyncData => {}
-            Action::Deallocate { .. } if !self.can_deallocate => return Err(FileError::Unsupported),
-            Action::Deallocate { at, len } if self.coarse && (at.0 | len) % 4096 != 0 => {
-                return Err(FileError::Unsupported);
-            }
-            Action::Deallocate { at, len } => {
-                let end = ((at.0 + len) as usize).min(file.len());
-                file[(at.0 as usize).min(end)..end].fill(0);
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Io for Files {
-    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
-        if self.queue.len() == self.room {
-            return Err(op);
-        }
-        let (write, at, len) = match &op.action {
-            Action::Read { at, into } => (false, at.0, into.len() as u64),
-            Action::Write { at, from } => (true, at.0, from.len() as u64),
-            Action::SyncData => (true, 0, 0),
-            Action::Deallocate { at, len } => (true, at.0, *len),
-        };
-        self.log.push((op.file.0, write, at, len));
-        self.queue.push(op);
-        Ok(())
-    }
-
-    fn reap(&mut self, _until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
-        if !self.queue.is_empty() {
-            let which = self.draw(self.queue.len() as u64) as usize;
-            let op = self.queue.swap_remove(which);
-            let result = self.execute(&op);
-            done.push(FileDone { op, result });
-        }
-        Ok(())
-    }
-
-    fn allocated(&mut self, _file: FileId, _at: FileOffset, len: u64) -> Allocation {
-        Allocation::Data(len)
-    }
-}
-
 struct Rig<F: Format = Image> {
     disk: Disk<F>,
-    files: Files,
+    files: MemoryIo,
     answered: VecDeque<(Token, Status, Vec<Extent>)>,
 }
 
@@ -168,7 +47,7 @@ impl<F: Format> Rig<F> {
     fn new(layers: Vec<F>, bytes: Vec<Vec<u8>>, seed: u64) -> Rig<F> {
         Rig {
             disk: Disk::new(layers, Options::default()).unwrap(),
-            files: Files::new(bytes, seed),
+            files: MemoryIo::random(bytes, seed),
             answered: VecDeque::new(),
         }
     }
@@ -209,17 +88,15 @@ impl<F: Format> Rig<F> {
 
     /// Completes the first operation that `which` picks.
     fn complete(&mut self, which: impl Fn(&Action) -> bool) {
-        let at = self.files.queue.iter().position(|op| which(&op.action)).expect("no such operation is under way");
-        let op = self.files.queue.remove(at);
-        let result = self.files.execute(&op);
-        self.disk.settle(FileDone { op, result }, &mut self.files);
+        let op = self.files.take(|op| which(&op.action));
+        self.end(op);
         self.collect();
     }
 
-    /// Takes an operation out of the engine, to be completed whenever the test likes.
-    fn take(&mut self, which: impl Fn(&FileOp) -> bool) -> FileOp {
-        let at = self.files.queue.iter().position(which).expect("no such operation is under way");
-        self.files.queue.remove(at)
+    /// Completes an operation that was taken out of the engine.
+    fn end(&mut self, op: FileOp) {
+        let done = self.files.perform(op);
+        self.disk.settle(done, &mut self.files);
     }
 
     /// Submits a write or a flush and waits for it alone.
@@ -486,10 +363,11 @@ fn no_flush_succeeds_beside_a_sync_that_failed() {
 fn rounds_go_on_by_themselves_after_one_has_failed() {
     let mut rig = dynamic(64 * MIB);
     rig.disk.options.dirty_max = 4;
-    rig.files.fail_metadata = true;
+    let metadata = |op: &FileOp| matches!(&op.action, Action::Write { from, .. } if from.len() == 512);
+    rig.files.fault = Box::new(move |op| metadata(op).then_some(FileError::NoSpace));
     (0..8).for_each(|block| assert_eq!(rig.write(block * 2 * MIB, &[1; 4096]), Status::Done));
     assert!(rig.disk.layers()[0].format.dirty() > 4, "the round has failed");
-    rig.files.fail_metadata = false;
+    rig.files.fault = Box::new(|_| None);
     (8..16).for_each(|block| assert_eq!(rig.write(block * 2 * MIB, &[1; 4096]), Status::Done));
     assert!(rig.disk.layers()[0].format.dirty() <= 8, "{} changed blocks", rig.disk.layers()[0].format.dirty());
 }
@@ -565,33 +443,9 @@ fn extents_tell_which_layer_holds_what() {
     assert_eq!(found, expected);
 }
 
-/// An engine that only counts.
-#[derive(Default)]
-struct Counter {
-    queue: VecDeque<FileOp>,
-    total: usize,
-}
-
-impl Io for Counter {
-    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
-        self.queue.push_back(op);
-        self.total += 1;
-        Ok(())
-    }
-
-    fn reap(&mut self, _until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
-        done.extend(self.queue.pop_front().map(|op| FileDone { op, result: Ok(()) }));
-        Ok(())
-    }
-
-    fn allocated(&mut self, _file: FileId, _at: FileOffset, len: u64) -> Allocation {
-        Allocation::Data(len)
-    }
-}
-
 #[test]
 fn zeroes_over_a_whole_disk_are_few_operations_at_a_time() {
-    let mut io = Counter::default();
+    let mut io = MemoryIo::new(vec![Vec::new()]);
     let layers = vec![Image::Raw(Raw::new(4096 * MIB, 512, false).unwrap())];
     let mut disk = Disk::new(layers, Options::default()).unwrap();
     let zeroes = Operation::WriteZeroes { free: false, durable: false };
@@ -600,13 +454,12 @@ fn zeroes_over_a_whole_disk_are_few_operations_at_a_time() {
     let mut most = 0;
     while !io.queue.is_empty() {
         most = most.max(io.queue.len());
-        let mut done = Vec::new();
-        io.reap(Until::Now, &mut done).unwrap();
-        done.into_iter().for_each(|done| disk.settle(done, &mut io));
+        let op = io.queue.remove(0);
+        disk.settle(FileDone { op, result: Ok(()) }, &mut io);
     }
     let (request, status) = disk.answer().unwrap();
     request.retire();
-    assert_eq!((status, io.total), (Status::Done, 2048));
+    assert_eq!((status, io.log.len()), (Status::Done, 2048));
     assert!(most <= 257, "{most} operations at once");
     assert!(disk.is_idle());
 }

@@ -4,160 +4,21 @@ use disk::{
     Access, Action, Allocation, Creation, Disk, DiskOffset, EngineFailed, FileDone, FileError, FileId, FileOffset,
     FileOp, Format, Image, Io, Operation, Options, Request, Span, Status, Tail, Token, Until, qcow2,
 };
-use fastrand::Rng;
 use memory::Segments;
 
-/// The files; a few operations at once.
-pub struct Files {
-    pub bytes: Vec<Vec<u8>>,
-    queue: Vec<FileOp>,
-    pub random: Rng,
-    /// Whether deallocation is possible.
-    pub punches: bool,
-    /// Writes to the file of this number fail from now on, so many of them still succeeding.
-    pub failing: Option<u64>,
-    /// Syncs that have ended.
-    pub syncs: u64,
-    /// What power loss leaves of the first file.
-    pub past: Past,
-}
+#[path = "../memory_io/mod.rs"]
+mod memory_io;
 
-/// What has happened to a file: what is durable, and what may be, in sectors.
-#[derive(Default)]
-pub struct Past {
-    durable: Vec<u8>,
-    /// Ended since, with their numbers; `None` is a deallocation.
-    since: Vec<(u64, u64, Option<Vec<u8>>, u64)>,
-    ended: u64,
-    /// Operations ended when each sync was pushed.
-    pushed: Vec<(u64, u64)>,
-}
-
-impl Past {
-    fn apply(file: &mut Vec<u8>, at: usize, len: usize, bytes: Option<&[u8]>) {
-        match bytes {
-            Some(bytes) => {
-                file.resize(file.len().max(at + len), 0);
-                file[at..at + len].copy_from_slice(bytes);
-            }
-            None => {
-                let end = (at + len).min(file.len());
-                file[at.min(end)..end].fill(0);
-            }
-        }
-    }
-
-    fn synced(&mut self, id: u64) {
-        let Some(place) = self.pushed.iter().position(|&(other, _)| other == id) else { return };
-        let (_, covered) = self.pushed.swap_remove(place);
-        let (done, left): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.since).into_iter().partition(|&(_, _, _, number)| number <= covered);
-        self.since = left;
-        for (at, len, bytes, _) in done {
-            Past::apply(&mut self.durable, index(at), index(len), bytes.as_deref());
-        }
-    }
-
-    /// A file as power loss might leave it: of each operation that is not durable all sectors, none, or some.
-    pub fn after_power_loss(&self, random: &mut Rng) -> Vec<u8> {
-        let mut file = self.durable.clone();
-        for (at, len, bytes, _) in &self.since {
-            let mode = random.u8(..3);
-            for sector in 0..len / 512 {
-                if mode == 0 || (mode == 1 && random.bool()) {
-                    continue;
-                }
-                let from = index(sector * 512);
-                let piece = bytes.as_ref().map(|bytes| &bytes[from..from + 512]);
-                Past::apply(&mut file, index(*at) + from, 512, piece);
-            }
-        }
-        file
-    }
-}
+use memory_io::{MemoryIo, Past};
 
 fn index(at: u64) -> usize {
     usize::try_from(at).unwrap()
 }
 
-impl Files {
-    fn execute(&mut self, op: &FileOp) -> Result<(), FileError> {
-        if let (Action::Write { .. }, Some(left)) = (&op.action, &mut self.failing) {
-            if *left == 0 {
-                return Err(FileError::Failed(5));
-            }
-            *left -= 1;
-        }
-        if op.file.0 == 0 {
-            self.past.ended += 1;
-            let number = self.past.ended;
-            match &op.action {
-                Action::Write { at, from } => {
-                    self.past.since.push((at.0, from.len() as u64, Some(from.to_vec()), number));
-                }
-                Action::Deallocate { at, len } if self.punches => self.past.since.push((at.0, *len, None, number)),
-                _ => {}
-            }
-        }
-        let file = &mut self.bytes[usize::from(op.file.0)];
-        match &op.action {
-            Action::Read { at, into } => {
-                let mut bytes = vec![0; into.len()];
-                let at = index(at.0).min(file.len());
-                let len = bytes.len().min(file.len() - at);
-                bytes[..len].copy_from_slice(&file[at..at + len]);
-                into.copy_from(&bytes);
-            }
-            Action::Write { at, from } => {
-                let end = index(at.0) + from.len();
-                file.resize(file.len().max(end), 0);
-                file[index(at.0)..end].copy_from_slice(&from.to_vec());
-            }
-            Action::SyncData => {
-                self.syncs += 1;
-                self.past.synced(op.id.0);
-            }
-            Action::Deallocate { .. } if !self.punches => return Err(FileError::Unsupported),
-            Action::Deallocate { at, len } => {
-                let end = index(at.0 + len).min(file.len());
-                file[index(at.0).min(end)..end].fill(0);
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Io for Files {
-    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
-        if self.queue.len() == 16 {
-            return Err(op);
-        }
-        if matches!(op.action, Action::SyncData) {
-            self.past.pushed.push((op.id.0, self.past.ended));
-        }
-        self.queue.push(op);
-        Ok(())
-    }
-
-    fn reap(&mut self, _until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
-        if !self.queue.is_empty() {
-            let which = self.random.usize(..self.queue.len());
-            let op = self.queue.swap_remove(which);
-            let result = self.execute(&op);
-            done.push(FileDone { op, result });
-        }
-        Ok(())
-    }
-
-    fn allocated(&mut self, _file: FileId, _at: FileOffset, len: u64) -> Allocation {
-        Allocation::Data(len)
-    }
-}
-
 /// A disk and what it holds.
 pub struct Rig {
     pub disk: Disk<Image>,
-    pub files: Files,
+    pub files: MemoryIo,
     /// What a reader must find.
     pub model: Vec<u8>,
     last: u64,
@@ -189,16 +50,8 @@ pub fn open(bytes: &mut Vec<u8>, tail: Tail) -> Image {
 impl Rig {
     /// A disk of `layers`, leaf first, that holds `model`.
     pub fn new(layers: Vec<Image>, bytes: Vec<Vec<u8>>, model: Vec<u8>, seed: u64) -> Rig {
-        let past = Past { durable: bytes[0].clone(), ..Past::default() };
-        let files = Files {
-            bytes,
-            queue: Vec::new(),
-            random: Rng::with_seed(seed),
-            punches: true,
-            failing: None,
-            syncs: 0,
-            past,
-        };
+        let past = Some(Past::new(bytes[0].clone()));
+        let files = MemoryIo { past, ..MemoryIo::random(bytes, seed) };
         let disk = Disk::new(layers, Options::default()).unwrap();
         Rig { disk, files, model, last: 0, answers: Vec::new() }
     }

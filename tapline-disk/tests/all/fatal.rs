@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::json;
+use testkit::ring::{Driver, Kind};
 
 use crate::tool::control::Control;
 use crate::tool::nbd::Nbd;
-use crate::tool::ring::{Driver, Kind};
 use crate::tool::served::Disk;
 use crate::tool::{Room, TAPLINE};
 

@@ -7,11 +7,11 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 
 use serde_json::{Value, json};
+use testkit::ring::{Driver, Kind};
 
 use crate::tool;
 use crate::tool::control::Control;
 use crate::tool::replaced::Replaced;
-use crate::tool::ring::{Driver, Kind};
 use crate::tool::served::Disk;
 use crate::tool::small::{MIB, PIECES, Small, piece};
 

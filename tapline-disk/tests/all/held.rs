@@ -5,11 +5,11 @@ use std::fs;
 
 use serde_json::json;
 use testkit::nbd::Command;
+use testkit::ring::{Driver, Kind};
 
 use crate::tool::Room;
 use crate::tool::control::Control;
 use crate::tool::nbd::{BLOCK, Nbd};
-use crate::tool::ring::{Driver, Kind};
 use crate::tool::served::Disk;
 use crate::tool::vhost::Many;
 

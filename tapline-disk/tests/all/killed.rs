@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::Signal;
+use testkit::ring::Driver;
 
-use crate::tool::ring::Driver;
 use crate::tool::served::Disk;
 use crate::tool::{Room, from_environment};
 

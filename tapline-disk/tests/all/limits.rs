@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use testkit::nbd::{Client, Command};
+use testkit::ring::{BLOCK, Driver, Kind};
 
 use crate::tool::Room;
 use crate::tool::control::Control;
 use crate::tool::replaced::Replaced;
-use crate::tool::ring::{BLOCK, Driver, Kind};
 use crate::tool::served::Disk;
 
 /// A guest's requests pass one by one, a hundred of them in ten seconds.

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::json;
 use stats::{Kind, Reader, Snapshot, Stage};
+use testkit::ring::{self, Driver};
 
 use crate::tool::control::Control;
 use crate::tool::nbd::{BLOCK, Nbd};
 use crate::tool::replaced::Replaced;
-use crate::tool::ring::{self, Driver};
 use crate::tool::served::Disk;
 use crate::tool::{Room, TAPLINE};
 

@@ -15,10 +15,10 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use shares::{Owner, PAGE_LEN, Page, Slot, Usable};
 use testkit::nbd::{Client, Command};
+use testkit::ring::{BLOCK, Driver, Kind};
 
 use crate::tool::control::Control;
 use crate::tool::replaced::Replaced;
-use crate::tool::ring::{BLOCK, Driver, Kind};
 use crate::tool::served::Disk;
 use crate::tool::{Room, noise};
 

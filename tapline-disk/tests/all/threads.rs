@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use testkit::ring::Driver;
 
 use crate::tool::control::Control;
 use crate::tool::handed::{Hand, Handed, NOWHERE};
 use crate::tool::nbd::{Nbd, Versions};
 use crate::tool::replaced::Replaced;
-use crate::tool::ring::Driver;
 use crate::tool::served::Disk;
 use crate::tool::{Room, TAPLINE};
 

@@ -11,12 +11,12 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 use testkit::nbd::wire::{self, Connection};
+use testkit::ring::Driver;
 
 use crate::tool::control::Control;
 use crate::tool::handed::{Hand, Handed, NOWHERE};
 use crate::tool::nbd::{Nbd, Versions};
 use crate::tool::replaced::{PAUSE_MAX, Replaced, pid_of, wait_until_gone};
-use crate::tool::ring::Driver;
 use crate::tool::served::Disk;
 use crate::tool::{Room, TAPLINE, from_environment};
 

@@ -12,8 +12,6 @@ mod daemon;
 mod damage;
 mod dashboard;
 mod dashboard_views;
-#[path = "../../../tapline-disk/tests/all/tool/ring.rs"]
-mod guest;
 mod hangs;
 mod harness;
 mod history;

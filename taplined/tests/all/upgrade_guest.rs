@@ -10,8 +10,8 @@ use std::thread::JoinHandle;
 
 use fastrand::Rng;
 use serde_json::json;
+use testkit::ring::{DEPTH, Driver};
 
-use crate::guest::{self, Driver};
 use crate::harness::disks::{nothing_leaked, plug, processes, state, unplug, vbd, with_disks};
 use crate::harness::{self, Taplined, wait_until};
 
@@ -45,7 +45,7 @@ impl Guest {
     #[track_caller]
     fn makes_progress(&self) {
         let before = self.answered.load(Ordering::SeqCst);
-        let more = || self.answered.load(Ordering::SeqCst) > before + u64::from(2 * guest::DEPTH);
+        let more = || self.answered.load(Ordering::SeqCst) > before + u64::from(2 * DEPTH);
         wait_until("the guest goes on", || more() || self.thread.is_finished());
         assert!(!self.thread.is_finished(), "the guest has found a fault");
     }

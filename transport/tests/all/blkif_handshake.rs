@@ -46,7 +46,7 @@ fn a_leaving_server_answers_its_requests_and_another_continues() {
     machine.settle();
     assert!(machine.log.contains("taken over"), "{}", machine.log);
     assert_eq!(front.responses(0), [(5, WRITE, OKAY)]);
-    assert_eq!(machine.file.bytes[..6 * 4096], [3; 6 * 4096]);
+    assert_eq!(machine.file.bytes[0][..6 * 4096], [3; 6 * 4096]);
 }
 
 #[test]

@@ -44,7 +44,7 @@ fn a_bad_grant_fails_only_its_own_request() {
             indirect(READ, 4, 0, bad, 12),
             transfer(READ, 5, 0, &[(good, 0, 7)]),
         ];
-        let before = machine.file.bytes.clone();
+        let before = machine.file.bytes[0].clone();
         entries.iter().for_each(|entry| front.put(0, entry));
         front.push(0);
         machine.settle();
@@ -52,7 +52,7 @@ fn a_bad_grant_fails_only_its_own_request() {
         answers.sort_unstable();
         let expected = [OKAY, ERROR, ERROR, ERROR, ERROR, OKAY];
         assert_eq!(answers.iter().map(|answer| answer.1).collect::<Vec<_>>(), expected, "{policy:?}");
-        assert!(machine.file.bytes[4096..] == before[4096..], "{policy:?}: a refused write must write nothing");
+        assert!(machine.file.bytes[0][4096..] == before[4096..], "{policy:?}: a refused write must write nothing");
         front.close(&mut machine);
         assert_eq!((machine.host.counts().mapped, machine.host.counts().bound), (0, 0));
     }
@@ -105,8 +105,8 @@ fn an_entry_is_not_read_again_after_it_was_taken() {
     let mut answers = front.responses(0);
     answers.sort_unstable();
     assert_eq!(answers, [(1, WRITE, OKAY), (2, WRITE, OKAY)]);
-    assert_eq!(machine.file.bytes[..4096], [0x11; 4096]);
-    assert_eq!(machine.file.bytes[64 * 512..72 * 512], [0x11; 4096]);
+    assert_eq!(machine.file.bytes[0][..4096], [0x11; 4096]);
+    assert_eq!(machine.file.bytes[0][64 * 512..72 * 512], [0x11; 4096]);
 }
 
 #[test]
@@ -388,7 +388,7 @@ fn concurrently_changed_entries_are_processed_in_either_state_or_refused() {
     for policy in POLICIES {
         let (mut machine, mut front) = connected(policy, PERSISTENT);
         let (_, page) = front.page(0x77);
-        let before = machine.file.bytes.clone();
+        let before = machine.file.bytes[0].clone();
         let ring = front.guest.shared(&front.rings[0].own).unwrap();
         let words: Vec<_> = (0..32).flat_map(|slot| flipped_words(64 + slot * 112, page)).collect();
         let (mut begun, mut rounds, stop, changes) = (0, 0, AtomicBool::new(false), AtomicU32::new(0));
@@ -417,8 +417,8 @@ fn concurrently_changed_entries_are_processed_in_either_state_or_refused() {
         assert_eq!(ring.shared.load_u32(8), Some(ring.submitted), "{policy:?}: each must be answered once");
         assert!(begun > 0, "{policy:?}: no request was valid");
         let (from, to) = (64 * 512, 72 * 512);
-        assert!(machine.file.bytes[..from] == before[..from], "{policy:?}");
-        assert!(machine.file.bytes[to..] == before[to..], "{policy:?}");
+        assert!(machine.file.bytes[0][..from] == before[..from], "{policy:?}");
+        assert!(machine.file.bytes[0][to..] == before[to..], "{policy:?}");
         front.close(&mut machine);
         assert_eq!((machine.host.counts().mapped, machine.host.counts().bound), (0, 0), "{policy:?}");
     }

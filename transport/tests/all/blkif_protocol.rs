@@ -6,6 +6,7 @@ use transport::{Detach as _, Server as _};
 use xen::GrantRef;
 use xen::fake::{Access, Counts, Host};
 
+use crate::blkif_mock::memory_io::Order;
 use crate::blkif_mock::{
     Abi, BACKEND, FRONTEND, Front, LEN, READ, Rings, TestBackend, WRITE, attach, config, discard, get, indirect,
     remove, set, transfer,
@@ -70,7 +71,7 @@ fn the_features_are_published_before_the_front_end_starts() {
 fn completions_in_reverse_order_are_answered_in_the_order_of_the_requests() {
     for (policy, rings) in every_layout_and_policy() {
         let (mut machine, mut front) = connected(policy, rings);
-        machine.file.backwards = true;
+        machine.file.order = Order::Newest;
         let (_, page) = front.page(1);
         for id in 0..5 {
             front.put(0, &transfer(READ, id, id * 8, &[(page, 0, 7)]));
@@ -89,9 +90,9 @@ fn data_is_transferred_both_ways_in_every_layout_and_mode() {
         let ((first, one), (second, two)) = (front.page(0xaa), front.page(0xbb));
         let parts = [(one, 2, 3), (two, 0, 7)];
         assert_eq!(front.run(&mut machine, &transfer(WRITE, 5, 16, &parts)), OKAY, "{policy:?} {rings:?}");
-        assert_eq!(machine.file.bytes[16 * 512..18 * 512], [0xaa; 1024]);
-        assert_eq!(machine.file.bytes[18 * 512..26 * 512], [0xbb; 4096]);
-        assert_eq!(machine.file.bytes[26 * 512], 26, "no further");
+        assert_eq!(machine.file.bytes[0][16 * 512..18 * 512], [0xaa; 1024]);
+        assert_eq!(machine.file.bytes[0][18 * 512..26 * 512], [0xbb; 4096]);
+        assert_eq!(machine.file.bytes[0][26 * 512], 26, "no further");
         assert_eq!(front.run(&mut machine, &transfer(READ, 6, 100, &parts)), OKAY);
         assert_eq!(front.guest.read(first, 1024, 1024).unwrap(), [[100; 512], [101; 512]].concat());
         assert_eq!(front.guest.read(first, 2048, 1).unwrap(), [0xaa], "no further");
@@ -129,7 +130,7 @@ fn one_indirect_request_transfers_a_mebibyte() {
         let list = front.guest.grant(list, access);
         assert_eq!(front.run(&mut machine, &indirect(WRITE, 1, 8, list, 256)), OKAY, "{policy:?}");
         let expected: Vec<u8> = (0..=255).flat_map(|byte| [byte; 4096]).collect();
-        assert!(machine.file.bytes[4096..4096 + (1 << 20)] == expected, "{policy:?}");
+        assert!(machine.file.bytes[0][4096..4096 + (1 << 20)] == expected, "{policy:?}");
         assert_eq!(machine.seen, [Operation::Write { durable: false }]);
     }
 }
@@ -162,12 +163,12 @@ fn a_flush_makes_data_durable_and_a_write_does_not() {
     let (mut machine, mut front) = connected(GrantsPolicy::Copy, Rings::default());
     let (_, page) = front.page(0x55);
     assert_eq!(front.run(&mut machine, &transfer(WRITE, 1, 0, &[(page, 0, 7)])), OKAY);
-    assert_ne!(machine.file.durable[..4096], [0x55; 4096]);
+    assert_ne!(machine.file.past().durable[..4096], [0x55; 4096]);
     assert_eq!(front.run(&mut machine, &transfer(3, 2, 0, &[])), OKAY);
-    assert_eq!(machine.file.durable[..4096], [0x55; 4096]);
+    assert_eq!(machine.file.past().durable[..4096], [0x55; 4096]);
     assert_eq!(front.run(&mut machine, &transfer(3, 3, 64, &[(page, 0, 7)])), OKAY, "a flush with data (FUA)");
-    assert_eq!(machine.file.durable[64 * 512..72 * 512], [0x55; 4096]);
-    machine.file.fault = Some(FileError::Failed(5));
+    assert_eq!(machine.file.past().durable[64 * 512..72 * 512], [0x55; 4096]);
+    machine.file.fault = Box::new(|_| Some(FileError::Failed(5)));
     assert_eq!(front.run(&mut machine, &transfer(WRITE, 4, 0, &[(page, 0, 7)])), ERROR);
 }
 
@@ -192,14 +193,14 @@ fn a_barrier_runs_alone_and_is_durable() {
         machine.seen[2..5],
         [Operation::Write { durable: true }, Operation::Write { durable: false }, Operation::Flush]
     );
-    assert_eq!(machine.file.durable[..3 * 4096], [0x55; 3 * 4096]);
+    assert_eq!(machine.file.past().durable[..3 * 4096], [0x55; 3 * 4096]);
 }
 
 #[test]
 fn a_discard_must_be_in_range_and_not_secure() {
     let (mut machine, mut front) = connected(GrantsPolicy::Copy, Rings::default());
     assert_eq!(front.run(&mut machine, &discard(0, 1, 8, 16)), OKAY);
-    assert_eq!(machine.file.bytes[4096..12288], [0; 8192]);
+    assert_eq!(machine.file.bytes[0][4096..12288], [0; 8192]);
     assert_eq!(front.run(&mut machine, &discard(1, 2, 8, 16)), UNSUPPORTED);
     for (sector, count) in [(LEN / 512, 1), (0, LEN / 512 + 1), (u64::MAX, 1), (1, u64::MAX), (0, 0)] {
         assert_eq!(front.run(&mut machine, &discard(0, 3, sector, count)), ERROR, "{sector} {count}");
@@ -214,12 +215,12 @@ fn a_read_only_disk_announces_that_and_refuses_writes() {
     assert_eq!(key(&machine, "feature-discard").as_deref(), Some("0"));
     let (_, page) = front.page(0x55);
     let read_only = front.guest.page().unwrap();
-    let before = machine.file.bytes.clone();
+    let before = machine.file.bytes[0].clone();
     assert_eq!(front.run(&mut machine, &transfer(WRITE, 1, 0, &[(page, 0, 7)])), ERROR);
     assert_eq!(front.run(&mut machine, &transfer(2, 2, 0, &[(page, 0, 7)])), ERROR);
     assert_eq!(front.run(&mut machine, &discard(0, 3, 0, 8)), ERROR);
     assert_eq!(front.run(&mut machine, &transfer(READ, 4, 0, &[(page, 0, 7)])), OKAY);
-    assert!(machine.file.bytes == before && front.guest.read(read_only, 0, 1).unwrap() == [0]);
+    assert!(machine.file.bytes[0] == before && front.guest.read(read_only, 0, 1).unwrap() == [0]);
 }
 
 #[test]

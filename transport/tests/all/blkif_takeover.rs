@@ -93,7 +93,7 @@ fn waiting_requests_stay_in_the_ring_and_are_done_by_the_next_process() {
     machine.settle();
     let answers: Vec<_> = front.responses(0).iter().map(|answer| (answer.0, answer.2)).collect();
     assert_eq!(answers, [(1, OKAY)], "{}", machine.log);
-    assert_eq!(machine.file.bytes[8 * 512..16 * 512], [7; 4096]);
+    assert_eq!(machine.file.bytes[0][8 * 512..16 * 512], [7; 4096]);
 }
 
 #[test]
@@ -252,9 +252,9 @@ fn the_toolstack_can_disable_discard() {
         front.connect(&mut machine, Rings::default());
         assert_eq!(get(&host, &format!("{BACKEND}/feature-discard")).as_deref(), Some(offered));
         assert_eq!(get(&host, &format!("{BACKEND}/discard-granularity")).is_some(), offered == "1");
-        let before = machine.file.bytes.clone();
+        let before = machine.file.bytes[0].clone();
         assert_eq!(front.run(&mut machine, &discard(0, 1, 8, 16)), answer);
-        assert_eq!(machine.file.bytes == before, answer != OKAY);
+        assert_eq!(machine.file.bytes[0] == before, answer != OKAY);
         let (_, page) = front.page(0);
         assert_eq!(front.run(&mut machine, &transfer(READ, 2, 8, &[(page, 0, 7)])), OKAY);
         assert_eq!(get(&host, &format!("{FRONTEND}/state")).as_deref(), Some("4"));
@@ -301,7 +301,7 @@ fn pages_that_cannot_be_mapped_persistently_are_copied() {
         front.guest.write(list, 0, &[&granted.0.to_le_bytes()[..], &[0, 7, 0, 0]].concat()).unwrap();
         let list = front.guest.grant(list, Access::ReadOnly);
         assert_eq!(front.run(&mut machine, &indirect(WRITE, 2, 16, list, 1)), OKAY);
-        assert_eq!(machine.file.bytes[4096..3 * 4096], [9; 2 * 4096]);
+        assert_eq!(machine.file.bytes[0][4096..3 * 4096], [9; 2 * 4096]);
         assert_eq!(machine.host.counts().mapped, before);
         // The calls fail that would map the page of a read.
         let (page, granted) = front.page(0);

@@ -11,6 +11,9 @@ mod entry;
 #[path = "../epoll/mod.rs"]
 mod epoll;
 mod front;
+#[allow(clippy::duplicate_mod, reason = "each mock of the crate's unit tests includes its own copy")]
+#[path = "../../../disk/tests/memory_io/mod.rs"]
+pub mod memory_io;
 
 use disk::raw::Raw;
 use disk::{
@@ -23,6 +26,7 @@ use xen::fake::Host;
 use xen::{DomId, Store, StoreError};
 
 use epoll::Epoll;
+use memory_io::{MemoryIo, Order, Past};
 
 #[allow(unused_imports, reason = "each test uses only part of it")]
 pub use entry::{Abi, Entry, READ, Rings, WRITE, discard, indirect, transfer};
@@ -37,79 +41,14 @@ pub const FRONTEND: &str = "/local/domain/7/device/vbd/51712";
 /// Size of the disk.
 pub const LEN: u64 = 4 << 20;
 
-/// A file with a volatile cache.
-#[derive(Default)]
-pub struct File {
-    /// Contents as seen by reads.
-    pub bytes: Vec<u8>,
-    /// Contents that survive power loss.
-    pub durable: Vec<u8>,
-    pub fault: Option<FileError>,
-    /// Operations are queued, not performed.
-    pub hold: bool,
-    /// The newest operation completes first, otherwise one from the middle.
-    pub backwards: bool,
-    /// The process that submitted the operations is dead: they have no effect.
-    pub dead: bool,
-    queue: Vec<FileOp>,
-}
-
-impl File {
-    /// The process dies: its operations end before another process starts, performed only where `is_done` says so.
-    pub fn die(&mut self, mut is_done: impl FnMut() -> bool) {
-        let queue = std::mem::take(&mut self.queue);
-        for op in queue.iter().filter(|_| is_done()) {
-            self.execute(&op.action).unwrap();
-        }
-        (self.queue, self.dead, self.hold) = (queue, true, false);
-    }
-
-    fn execute(&mut self, action: &Action) -> Result<(), FileError> {
-        if let Some(fault) = self.fault {
-            return Err(fault);
-        }
-        if self.dead {
-            return Ok(());
-        }
-        match action {
-            Action::Read { at, into } => into.copy_from(&self.bytes[at.0 as usize..at.0 as usize + into.len()]),
-            Action::Write { at, from } => from.copy_to(&mut self.bytes[at.0 as usize..at.0 as usize + from.len()]),
-            Action::SyncData => self.durable.clone_from(&self.bytes),
-            Action::Deallocate { at, len } => self.bytes[at.0 as usize..(*at + *len).0 as usize].fill(0),
-        }
-        Ok(())
-    }
-}
-
-impl Io for File {
-    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
-        self.queue.push(op);
-        Ok(())
-    }
-
-    fn reap(&mut self, _until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
-        while !self.hold && !self.queue.is_empty() {
-            // One from the middle: responses are neither in the order of the requests nor in reverse order.
-            let next = if self.backwards { self.queue.len() - 1 } else { self.queue.len() / 2 };
-            let op = self.queue.swap_remove(next);
-            let result = self.execute(&op.action);
-            done.push(FileDone { op, result });
-        }
-        Ok(())
-    }
-
-    fn allocated(&mut self, _file: FileId, _at: FileOffset, len: u64) -> Allocation {
-        Allocation::Data(len)
-    }
-}
-
 /// A back end: a server and its disk.
 pub struct TestBackend {
     pub host: Host,
     pub server: Option<Server>,
     pub watch: Epoll,
     pub disk: Disk<Image>,
-    pub file: File,
+    /// The first and only file, with a volatile cache.
+    pub file: MemoryIo,
     pub geometry: Geometry,
     /// All popped operations.
     pub seen: Vec<Operation>,
@@ -177,7 +116,9 @@ impl TestBackend {
         let raw = Raw::new(geometry.len, geometry.block, geometry.read_only).unwrap();
         let disk = Disk::new(vec![Image::Raw(raw)], Options::default()).unwrap();
         let bytes: Vec<u8> = (0..geometry.len).map(|at| (at / 512 % 251) as u8).collect();
-        let file = File { durable: bytes.clone(), bytes, ..File::default() };
+        let past = Some(Past::new(bytes.clone()));
+        // Responses are neither in the order of the requests nor in reverse order.
+        let file = MemoryIo { bounded: true, order: Order::Middle, past, ..MemoryIo::new(vec![bytes]) };
         let (watch, seen, log) = (Epoll::new(), Vec::new(), String::new());
         TestBackend { host: host.clone(), server: None, watch, disk, file, geometry, seen, log }
     }
@@ -245,6 +186,15 @@ impl TestBackend {
             self.turn_after(true);
         }
         panic!("the condition never becomes true: {}", self.log);
+    }
+
+    /// The process is dead: its operations end before another process starts, performed or not. Later ones are not.
+    pub fn die(&mut self, mut is_done: impl FnMut() -> bool) {
+        for op in self.file.queue.clone().into_iter().filter(|_| is_done()) {
+            self.file.perform(op).result.unwrap();
+        }
+        self.file.fault = Box::new(|_| Some(FileError::Failed(5)));
+        self.file.hold = false;
     }
 
     pub fn stop(&mut self) {

@@ -30,11 +30,10 @@ const ARROWS: &[Arrow] = &[
     Arrow { package: "transport", may_use: &["disk", "memory", "xen"], tests_may_use: &["sim", "testkit"] },
     Arrow { package: "api", may_use: &[], tests_may_use: &[] },
     Arrow { package: "repo", may_use: &["api"], tests_may_use: &[] },
-    // Its tests contain a guest, which is that of the disk's tests.
     Arrow {
         package: "taplined",
         may_use: &["api", "control", "logging", "repo", "shares", "stats", "vm"],
-        tests_may_use: &["disk", "memory", "testkit", "transport"],
+        tests_may_use: &["testkit"],
     },
     Arrow { package: "sim", may_use: &["disk", "memory", "plan"], tests_may_use: &[] },
     Arrow { package: "vm", may_use: &["control", "stats", "xen"], tests_may_use: &["testkit"] },
@@ -62,7 +61,7 @@ const ARROWS: &[Arrow] = &[
         may_use: &["api", "arguments", "control", "logging", "stats", "vm", "xen"],
         tests_may_use: &["testkit"],
     },
-    Arrow { package: "testkit", may_use: &[], tests_may_use: &[] },
+    Arrow { package: "testkit", may_use: &["memory"], tests_may_use: &[] },
     Arrow { package: "testbed", may_use: &["control", "sim", "stats", "vm"], tests_may_use: &[] },
     Arrow { package: "model", may_use: &["sim", "testbed", "testkit"], tests_may_use: &[] },
     Arrow { package: "bench", may_use: &["control", "testbed", "vm"], tests_may_use: &[] },
@@ -72,7 +71,11 @@ const ARROWS: &[Arrow] = &[
     // Compares with other programs, in its own workspace.
     Arrow { package: "tapline-oracle", may_use: &[], tests_may_use: &["disk", "memory"] },
     // Fuzz targets are tests of the parsers, in their own workspace.
-    Arrow { package: "tapline-fuzz", may_use: &["disk", "memory", "sim", "transport", "xen"], tests_may_use: &[] },
+    Arrow {
+        package: "tapline-fuzz",
+        may_use: &["disk", "memory", "sim", "testkit", "transport", "xen"],
+        tests_may_use: &[],
+    },
 ];
 
 /// Finds dependencies in manifests that are not in the table.

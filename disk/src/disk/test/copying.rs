@@ -66,7 +66,7 @@ fn a_failed_fill_fails_the_write_and_those_who_waited_ask_again() {
     rig.read(0, 512);
     rig.submit(Operation::Write { durable: false }, 512, 512, Segments::copy_of(&[0xaa; 512]), 1);
     rig.submit(Operation::Write { durable: false }, 1024, 512, Segments::copy_of(&[0xbb; 512]), 2);
-    let op = rig.take(|op| op.file == FileId(1));
+    let op = rig.files.take(|op| op.file == FileId(1));
     rig.disk.settle(FileDone { op, result: Err(FileError::Failed(5)) }, &mut rig.files);
     rig.drain();
     let statuses: Vec<_> = rig.answered.iter().map(|(token, status, _)| (token.0, *status)).collect();
@@ -158,7 +158,7 @@ fn a_read_of_a_compressed_cluster_whose_place_is_used_again_looks_again() {
     rig.read(8 * CLUSTER, 512);
     let memory = Segments::zeroed(512);
     rig.submit(Operation::Read, CLUSTER + 512, 512, memory.clone(), 1);
-    let op = rig.take(|op| op.file == FileId(0));
+    let op = rig.files.take(|op| op.file == FileId(0));
     // Meanwhile the cluster gets a new place, a round frees the old one, and others take it.
     let old = rig.disk.layers()[0].format.table[1];
     assert_eq!(rig.ask_meanwhile(Operation::Write { durable: false }, CLUSTER, &content(0x40)), Status::Done);
@@ -166,8 +166,7 @@ fn a_read_of_a_compressed_cluster_whose_place_is_used_again_looks_again() {
     assert_eq!(rig.ask_meanwhile(Operation::Write { durable: false }, 5 * CLUSTER, &content(0x50)), Status::Done);
     let new = rig.disk.layers()[0].format.table[5];
     assert!(matches!((old, new), (Entry::Compressed(old), Entry::Data(new)) if old / CLUSTER == new / CLUSTER));
-    let result = rig.files.execute(&op);
-    rig.disk.settle(FileDone { op, result }, &mut rig.files);
+    rig.end(op);
     rig.drain();
     assert_eq!(memory.to_vec(), [0x41; 512]);
 }

@@ -92,11 +92,11 @@ fn a_discard_waits_for_a_write_and_a_write_for_a_discard() {
         rig.submit_write(65536, 6, 4);
         assert_eq!(rig.files.queue.len(), 2, "the first write, and the one that overlaps nothing");
         rig.complete(|action| matches!(action, Action::Write { at: FileOffset(4096), .. }));
-        let cleared =
-            rig.take(|op| matches!(op.action, Action::Write { at: FileOffset(0), .. } | Action::Deallocate { .. }));
+        let cleared = rig
+            .files
+            .take(|op| matches!(op.action, Action::Write { at: FileOffset(0), .. } | Action::Deallocate { .. }));
         assert_eq!(rig.writes(), 1, "the write behind the discard waits for it");
-        let result = rig.files.execute(&cleared);
-        rig.disk.settle(FileDone { op: cleared, result }, &mut rig.files);
+        rig.end(cleared);
         rig.drain();
         assert_eq!(rig.read(4096, 4096), [6; 4096]);
         assert_eq!(rig.answered.iter().filter(|answer| answer.1 == Status::Done).count(), 4);
@@ -233,14 +233,13 @@ fn a_merges_piece_waits_for_a_write_from_before_it_and_copies_what_it_wrote() {
     rig.assert_whole(1);
     // Decided now: it is the leaf's, for the write is under way there.
     rig.submit_write(65536, 6, 2);
-    let write = rig.take(|op| matches!(op.action, Action::Write { .. }));
+    let write = rig.files.take(|op| matches!(op.action, Action::Write { .. }));
     assert_eq!(
         (write.file, rig.files.queue.len()),
         (FileId(0), 0),
         "the piece waits, and what comes waits for the piece"
     );
-    let result = rig.files.execute(&write);
-    rig.disk.settle(FileDone { op: write, result }, &mut rig.files);
+    rig.end(write);
     while rig.disk.merge().unwrap().state == MergeState::Running {
         rig.disk.step_merge(&mut rig.files);
         rig.step();

@@ -89,7 +89,7 @@ impl Format for Scattered {
 
 #[test]
 fn a_chunk_forgotten_while_a_request_goes_on_makes_nobody_wait() {
-    let mut files = Files::new(vec![Vec::new()], 1);
+    let mut files = MemoryIo::random(vec![Vec::new()], 1);
     let mut disk =
         Disk::new(vec![Scattered { loaded: Default::default(), records: Records::default() }], Options::default())
             .unwrap();

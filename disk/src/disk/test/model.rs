@@ -35,7 +35,7 @@ pub struct Model {
 }
 
 /// A layer with all kinds of clusters, and what it makes of what is below.
-fn layer(files: &mut Files, below: &mut [u8], writable: bool) -> (Clusters, Vec<u8>) {
+fn layer(files: &mut MemoryIo, below: &mut [u8], writable: bool) -> (Clusters, Vec<u8>) {
     let (mut format, mut file) = (Clusters::new(LEN), Vec::new());
     format.known_max = 11;
     format.read_only = !writable;
@@ -67,7 +67,7 @@ fn layer(files: &mut Files, below: &mut [u8], writable: bool) -> (Clusters, Vec<
 impl Model {
     /// A chain of `depth` layers, the first `writable` of which can be written to.
     pub fn new(seed: u64, depth: usize, writable: usize) -> Model {
-        let mut dice = Files::new(Vec::new(), seed);
+        let mut dice = MemoryIo::random(Vec::new(), seed);
         let mut bytes = vec![0; LEN as usize];
         let (mut layers, mut files) = (Vec::new(), Vec::new());
         for at in (0..depth).rev() {

@@ -130,13 +130,12 @@ fn a_compressed_cluster_that_moves_while_its_reading_waits_is_looked_for_again()
     let memory = Segments::zeroed(512);
     rig.submit(Operation::Read, 3 * CLUSTER, 512, Segments::zeroed(512), 1);
     rig.submit(Operation::Read, CLUSTER, 512, memory.clone(), 2);
-    let first = rig.take(|op| matches!(op.action, Action::Read { .. }));
+    let first = rig.files.take(|op| matches!(op.action, Action::Read { .. }));
     assert!(rig.files.queue.iter().all(|op| !matches!(op.action, Action::Read { .. })), "the second waits");
     assert_eq!(rig.ask_meanwhile(Operation::Write { durable: false }, CLUSTER, &content(0x40)), Status::Done);
     assert_eq!(rig.ask_meanwhile(Operation::Flush, 0, &[]), Status::Done);
     assert_eq!(rig.ask_meanwhile(Operation::Write { durable: false }, 5 * CLUSTER, &content(0x50)), Status::Done);
-    let result = rig.files.execute(&first);
-    rig.disk.settle(FileDone { op: first, result }, &mut rig.files);
+    rig.end(first);
     rig.drain();
     assert_eq!(memory.to_vec(), [0x40; 512]);
     rig.assert_nothing_waits();

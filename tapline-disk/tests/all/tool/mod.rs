@@ -6,7 +6,6 @@ pub mod handed;
 pub mod large;
 pub mod nbd;
 pub mod replaced;
-pub mod ring;
 pub mod served;
 pub mod small;
 pub mod vhost;

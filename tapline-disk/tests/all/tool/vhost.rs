@@ -3,9 +3,9 @@
 
 #![allow(dead_code, reason = "each test uses its part")]
 
-use std::io::{self, IoSlice, Read};
+use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use std::sync::Arc;
 use blkio::{Blkio, Blkioq, Completion, MemoryRegion, ReqFlags};
 use memory::{GuestAddr, GuestMemory, Mapping, Region};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use stats::Kind;
+use testkit::vhost::{PROTOCOL, VERSION_1};
 
 use crate::tool::nbd::Peer;
 
@@ -32,19 +32,10 @@ pub struct Vhost {
 
 impl Vhost {
     pub fn connect(path: &Path) -> Vhost {
-        let mut blkio = Blkio::new("virtio-blk-vhost-user").unwrap();
-        blkio.set_str("path", path.to_str().unwrap()).unwrap();
-        blkio.connect().unwrap();
-        let queue = blkio.start().unwrap().queues.pop().unwrap();
-        let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+        let (blkio, queue, mapping, file) = connect(path, 256, SHARED);
         let len = u64::try_from(SHARED).unwrap();
-        ftruncate(&file, len).unwrap();
-        let mapping = Arc::new(Mapping::of_file(file.as_fd(), 0, SHARED).unwrap());
         let region = Region { guest: GuestAddr(0), peer: 0, len, offset: 0, mapping: Arc::clone(&mapping) };
         let memory = Arc::new(GuestMemory::new(vec![region]).unwrap());
-        let addr = mapping.base().addr();
-        let region = MemoryRegion { addr, iova: 0, len: SHARED, fd: file.as_raw_fd(), fd_offset: 0, flags: 0 };
-        blkio.map_mem_region(&region).unwrap();
         Vhost { queue, blkio, memory, mapping, _file: file }
     }
 
@@ -221,8 +212,8 @@ fn connect(path: &Path, size: i32, shared: usize) -> (Blkio, Blkioq, Arc<Mapping
 
 /// A front-end without queues, for what `blkio` does not support.
 pub struct FrontEnd {
-    stream: UnixStream,
-    /// Messages sent by the back-end on its own initiative.
+    front: testkit::vhost::FrontEnd,
+    /// Messages sent by the back-end on its own.
     pub channel: UnixStream,
 }
 
@@ -233,52 +224,24 @@ const SET_PROTOCOL_FEATURES: u32 = 16;
 const SET_BACKEND_REQ_FD: u32 = 21;
 const GET_CONFIG: u32 = 24;
 const NEED_REPLY: u32 = 8;
-const PROTOCOL_FEATURES: u64 = 1 << 30;
-const VERSION_1: u64 = 1 << 32;
 
 impl FrontEnd {
     /// Connects with all offered features, and a channel.
     pub fn connect(path: &Path) -> FrontEnd {
-        let stream = UnixStream::connect(path).unwrap();
         let (channel, theirs) = UnixStream::pair().unwrap();
-        let mut front_end = FrontEnd { stream, channel };
-        front_end.send(SET_FEATURES, 0, &(VERSION_1 | PROTOCOL_FEATURES).to_ne_bytes(), &[]);
-        front_end.send(GET_PROTOCOL_FEATURES, 0, &[], &[]);
-        let offered = front_end.reply(GET_PROTOCOL_FEATURES);
-        front_end.send(SET_PROTOCOL_FEATURES, 0, &offered, &[]);
-        front_end.send(SET_BACKEND_REQ_FD, NEED_REPLY, &[], &[theirs.as_fd()]);
-        assert_eq!(front_end.reply(SET_BACKEND_REQ_FD), [0; 8], "the channel is refused");
-        front_end
+        let mut front = testkit::vhost::FrontEnd::connect(path);
+        front.send(SET_FEATURES, 0, &(VERSION_1 | PROTOCOL).to_ne_bytes(), &[]);
+        let offered = front.call(GET_PROTOCOL_FEATURES, 0, &[], &[]);
+        front.send(SET_PROTOCOL_FEATURES, 0, &offered, &[]);
+        let reply = front.call(SET_BACKEND_REQ_FD, NEED_REPLY, &[], &[theirs.as_fd()]);
+        assert_eq!(reply, [0; 8], "the channel is refused");
+        FrontEnd { front, channel }
     }
 
     /// Returns the size of the disk in the configuration space.
     pub fn capacity(&mut self) -> u64 {
         let window = [[0, 8, 0].map(u32::to_ne_bytes).concat(), vec![0; 8]].concat();
-        self.send(GET_CONFIG, 0, &window, &[]);
-        let reply = self.reply(GET_CONFIG);
+        let reply = self.front.call(GET_CONFIG, 0, &window, &[]);
         u64::from_le_bytes(reply[12..].try_into().unwrap()) * 512
-    }
-
-    fn send(&mut self, request: u32, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
-        let header = [request, flags | 1, u32::try_from(payload.len()).unwrap()];
-        let bytes = [&header.map(u32::to_ne_bytes).concat(), payload].concat();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
-        }
-        let sent = sendmsg(&self.stream, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL).unwrap();
-        assert_eq!(sent, bytes.len());
-    }
-
-    /// Returns the payload of the reply to a request.
-    fn reply(&mut self, request: u32) -> Vec<u8> {
-        let mut header = [0; 12];
-        self.stream.read_exact(&mut header).unwrap();
-        let word = |at: usize| u32::from_ne_bytes(header[at..at + 4].try_into().unwrap());
-        assert_eq!(word(0), request, "the reply is to another request");
-        let mut payload = vec![0; usize::try_from(word(8)).unwrap()];
-        self.stream.read_exact(&mut payload).unwrap();
-        payload
     }
 }

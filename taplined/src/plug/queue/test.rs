@@ -1,5 +1,7 @@
 //! Invariants checked: those in the queue's module documentation, after every step, against a model of two lists.
 
+use fastrand::Rng;
+
 use super::*;
 
 const WINDOW: u32 = 2;
@@ -165,51 +167,32 @@ fn every_short_sequence_keeps_the_rules() {
     }
 }
 
-/// A generator that needs no crate (Knuth's MMIX constants).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) % bound
-    }
-
-    /// From 1 to `bound`.
-    fn small(&mut self, bound: u64) -> u32 {
-        u32::try_from(self.below(bound) + 1).unwrap()
-    }
-
-    fn place(&mut self, len: usize) -> usize {
-        usize::try_from(self.below(len as u64)).unwrap()
-    }
-}
-
 #[test]
 fn long_random_sequences_keep_the_rules() {
     for seed in 0..200 {
         println!("seed {seed}");
-        let mut random = Random(seed);
+        let mut random = Rng::with_seed(seed);
         let limits = Limits {
-            plug_window: random.small(4),
-            worker_pool_size: random.small(6),
-            worker_memory: 1 + random.below(20),
+            plug_window: random.u32(1..=4),
+            worker_pool_size: random.u32(1..=6),
+            worker_memory: random.u64(1..=20),
         };
         let mut model = Model::new(limits);
         for _ in 0..400 {
-            match random.below(10) {
+            match random.u64(..10) {
                 0..5 => {
-                    let vm = Some(random.below(4)).filter(|vm| *vm > 0).map(u128::from);
+                    let vm = Some(random.u128(..4)).filter(|vm| *vm > 0);
                     // A VBD has one VM and one mode.
-                    let vbd = u128::from(random.below(12)) * 4 + vm.unwrap_or(0);
+                    let vbd = random.u128(..12) * 4 + vm.unwrap_or(0);
                     let mode = if vbd % 8 < 4 { Mode::ReadWrite } else { Mode::ReadOnly };
-                    model.add(request(vm, vbd, mode, random.below(12)));
+                    model.add(request(vm, vbd, mode, random.u64(..12)));
                 }
                 5..9 if !model.under_way.is_empty() => {
-                    let at = random.place(model.under_way.len());
+                    let at = random.usize(..model.under_way.len());
                     model.end(at);
                 }
                 9 if !model.waiting.is_empty() => {
-                    let at = random.place(model.waiting.len());
+                    let at = random.usize(..model.waiting.len());
                     model.cancel(at);
                 }
                 _ => {}

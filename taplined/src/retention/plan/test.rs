@@ -3,6 +3,8 @@
 //! Invariants checked: those in the documentation of `plan.rs`, and that each number of a schedule is kept if there
 //! were as many snapshots.
 
+use fastrand::Rng;
+
 use super::*;
 
 fn time(text: &str) -> Timestamp {
@@ -72,35 +74,22 @@ fn weeks_begin_on_monday_and_months_on_their_first_day() {
     }
 }
 
-/// Numbers from a seed (splitmix64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % limit
-    }
-
-    fn schedule(&mut self) -> Retention {
-        loop {
-            let numbers = [(); 4].map(|()| u16::try_from(self.below(9)).unwrap());
-            if let Ok(schedule) = Retention::new(numbers[0], numbers[1], numbers[2], numbers[3]) {
-                return schedule;
-            }
+fn random_schedule(random: &mut Rng) -> Retention {
+    loop {
+        let numbers = [(); 4].map(|()| random.u16(..9));
+        if let Ok(schedule) = Retention::new(numbers[0], numbers[1], numbers[2], numbers[3]) {
+            return schedule;
         }
     }
+}
 
-    fn snapshots(&mut self, now: Timestamp) -> Vec<Taken> {
-        let count = self.below(120);
-        let spread = 1 + self.below(100) * 36_000;
-        let at = |random: &mut Random| {
-            let back = i64::try_from(random.below(spread * 2)).unwrap() - i64::try_from(spread / 4).unwrap();
-            now - SignedDuration::from_secs(back)
-        };
-        (0..count).map(|_| Taken { snapshot: Uuid::from_u64_pair(self.below(u64::MAX), 1), at: at(self) }).collect()
-    }
+fn random_snapshots(random: &mut Rng, now: Timestamp) -> Vec<Taken> {
+    let (count, spread) = (random.u64(..120), random.i64(1..=100) * 36_000);
+    let mut taken = || {
+        let at = now - SignedDuration::from_secs(random.i64(-spread / 4..spread * 7 / 4));
+        Taken { snapshot: Uuid::from_u64_pair(random.u64(..), 1), at }
+    };
+    (0..count).map(|_| taken()).collect()
 }
 
 /// How many different periods of a kind these snapshots are in.
@@ -111,10 +100,9 @@ fn periods_of<'a>(period: Period, taken: impl Iterator<Item = &'a Taken>) -> usi
 #[test]
 fn random_schedules_keep_what_they_promise() {
     for seed in 0..2000 {
-        let mut random = Random(seed);
-        let now =
-            time("2026-11-27T11:30:00Z") + SignedDuration::from_secs(i64::try_from(random.below(1 << 22)).unwrap());
-        let (schedule, all) = (random.schedule(), random.snapshots(now));
+        let mut random = Rng::with_seed(seed);
+        let now = time("2026-11-27T11:30:00Z") + SignedDuration::from_secs(random.i64(0..1 << 22));
+        let (schedule, all) = (random_schedule(&mut random), random_snapshots(&mut random, now));
         let gone: BTreeSet<Uuid> = superfluous(&schedule, &all, now).into_iter().collect();
         let kept: Vec<Taken> = all.iter().filter(|taken| !gone.contains(&taken.snapshot)).copied().collect();
         let past = |taken: &&Taken| taken.at <= now;
@@ -141,16 +129,15 @@ fn random_schedules_keep_what_they_promise() {
 
 /// A host that takes a snapshot whenever one is due, and whose clock sometimes jumps, by up to `back` and `ahead`
 /// days.
-fn jumps(seed: u64, back: u64, ahead: u64, mut holds: impl FnMut(&str, &Retention, &[Taken], Timestamp, usize)) {
-    let mut random = Random(seed);
-    let schedule = random.schedule();
+fn jumps(seed: u64, back: i64, ahead: i64, mut holds: impl FnMut(&str, &Retention, &[Taken], Timestamp, usize)) {
+    let mut random = Rng::with_seed(seed);
+    let schedule = random_schedule(&mut random);
     let mut now = time("2026-11-27T11:30:00Z");
     let mut all = Vec::<Taken>::new();
     for step in 0..400 {
-        now += SignedDuration::from_secs(i64::try_from(random.below(7200)).unwrap());
-        if random.below(20) == 0 {
-            let days = i64::try_from(random.below(back + ahead + 1)).unwrap() - i64::try_from(back).unwrap();
-            now += SignedDuration::from_hours(24 * days);
+        now += SignedDuration::from_secs(random.i64(0..7200));
+        if random.u8(..20) == 0 {
+            now += SignedDuration::from_hours(24 * random.i64(-back..=ahead));
         }
         if is_due(&schedule, &all, now) {
             all.push(Taken { snapshot: Uuid::new_v4(), at: now });

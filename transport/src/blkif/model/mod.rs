@@ -97,7 +97,7 @@ fn run(scenario: &Scenario, faults: &Faults) -> Result<RunStatistics, String> {
     let driver = Rc::new(RefCell::new(Driver::new(Front::new(&host), &scenario.kernels, faults.seed)));
     let count = Rc::new(ProcessState::default());
     set_hook(&host, &driver, &count);
-    let mut bytes = vec![0; driver::DISK_LEN as usize];
+    let mut bytes = vec![vec![0; driver::DISK_LEN as usize]];
     let mut ran = RunStatistics { kill_points: 0, calls: 0 };
     // One more process than are killed, and another one in case a process could not start.
     for life in 0..faults.kills.len() + 2 {
@@ -119,7 +119,7 @@ fn run(scenario: &Scenario, faults: &Faults) -> Result<RunStatistics, String> {
             ran.calls = count.calls.get();
         }
         let mut driver = driver.borrow_mut();
-        machine.file.die(|| driver.random.bool());
+        machine.die(|| driver.random.bool());
         machine.server = None;
         bytes.clone_from(&machine.file.bytes);
         if let Some(wrong) = driver.wrong.take() {
@@ -129,7 +129,7 @@ fn run(scenario: &Scenario, faults: &Faults) -> Result<RunStatistics, String> {
             // The process could not start.
             Ok(Err(_)) => {}
             Ok(Ok(())) if driver.has_ended() => {
-                driver.check_image(&bytes);
+                driver.check_image(&bytes[0]);
                 let left = Counts { watched: 0, ..host.counts() };
                 let wrong = driver.wrong.take().or((left != Counts::default()).then(|| format!("{left:?} is left")));
                 return wrong.map_or(Ok(ran), Err);

@@ -2,11 +2,7 @@
 //!
 //! It reuses pages and descriptors immediately after their completion, as Linux does, and checks every completion.
 
-#![allow(dead_code, reason = "each test uses its part")]
 #![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
-
-#[path = "../../../../transport/tests/vhost_mock/mod.rs"]
-mod vhost_mock;
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,7 +12,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use vhost_mock::{FLUSH, FrontEnd, PROTOCOL, VERSION_1, WRITE, region_for};
+use crate::vhost::{FLUSH, FrontEnd, PATIENCE, PROTOCOL, VERSION_1, WRITE, region_for, wait_for};
 
 /// Bytes of a request.
 pub const BLOCK: usize = 4096;
@@ -30,14 +26,15 @@ const CHAIN: u16 = 3;
 const HEADERS: u64 = 0x40000;
 const PAGES: u64 = 0x50000;
 const POISON: u8 = 0xee;
-/// The time limit for a running disk to respond, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The operations of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
+    /// Writes a new version of a block.
     Write,
+    /// Reads a block.
     Read,
+    /// Flushes the disk.
     Flush,
 }
 
@@ -47,7 +44,7 @@ struct Asked {
     version: u64,
 }
 
-/// A guest with its own ring.
+/// The guest: a driver of one ring, which checks what comes back.
 pub struct Driver {
     front: FrontEnd,
     path: PathBuf,
@@ -59,9 +56,11 @@ pub struct Driver {
     last_used: u16,
     /// For each block the version that was last written, and whether a request is at it.
     versions: BTreeMap<u64, u64>,
+    /// Requests that were answered.
     pub answered: u64,
     /// Requests of this block may fail, once each.
     pub may_fail: Option<u64>,
+    /// Requests that have failed, as they may.
     pub failed: u64,
 }
 
@@ -133,16 +132,14 @@ impl Driver {
         let [kick, call] = [0, 1].map(|_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
         self.front.send(12, 0, &[0; 8], &[kick.as_fd()]);
         self.front.send(13, 0, &[0; 8], &[call.as_fd()]);
-        // With a reply, which shows that all of it was accepted.
-        self.front.send(18, 8, &number(1), &[]);
         (self.front.kicks, self.front.calls) = (vec![kick], vec![call]);
-        assert_eq!(wait_for(|| self.front.reply(18)), [0; 8]);
+        // With a reply, which shows that all of it was accepted.
+        assert_eq!(self.front.call(18, 8, &number(1), &[]), [0; 8]);
     }
 
     /// Stops the ring; returns where to continue, once the back-end has replied.
     pub fn stop_ring(&mut self) -> u16 {
-        self.front.send(11, 0, &[0; 8], &[]);
-        let reply = wait_for(|| self.front.reply(11));
+        let reply = self.front.call(11, 0, &[0; 8], &[]);
         u16::from_ne_bytes([reply[4], reply[5]])
     }
 
@@ -268,16 +265,4 @@ impl Driver {
 fn places(head: u16) -> (u64, u64) {
     let index = u64::from(head / CHAIN);
     (HEADERS + 0x100 * index, PAGES + BLOCK as u64 * index)
-}
-
-/// Waits for a response, which a live disk always gives.
-fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> T {
-    let begun = Instant::now();
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(begun.elapsed() < PATIENCE, "the disk does not answer");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }

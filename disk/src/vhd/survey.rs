@@ -224,11 +224,14 @@ impl Survey {
         if table_end.0 > self.file_len {
             return Err(corrupt(table_at, "the file ends inside the block allocation table (truncated?)"));
         }
-        let bytes = read(source, table_at, index(u64::from(entries) * 4), "block allocation table")?;
+        // What the largest disk would need is all that is read: a sparse file may claim a table of 16 GiB.
+        let readable = u64::from(entries).min(LEN_MAX / u64::from(header.block_size.get()));
+        let bytes = read(source, table_at, index(readable * 4), "block allocation table")?;
         let entry = |raw: &[u8]| raw.try_into().map_or(UNUSED, |raw| FileSector(u32::from_be_bytes(raw)));
         let mut bat: Vec<FileSector> = bytes.chunks_exact(4).map(entry).collect();
         let spare = bat.split_off(index(blocks));
-        let room = if spare.iter().all(|&entry| entry == UNUSED) { entries } else { in_32_bits(blocks, "LEN_MAX") };
+        let room = if spare.iter().all(|&entry| entry == UNUSED) { readable } else { blocks };
+        let room = in_32_bits(room, "LEN_MAX");
         let batmap = self.read_batmap(source, table_end, blocks)?;
         let (locators, mut extents) = read_locators(source, &header)?;
         if header.is_misspelt() {

@@ -8,9 +8,11 @@ mod grow;
 mod relink;
 mod tidy;
 
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::layout::{RawFooter, RawHeader, SECTOR};
 use super::*;
-use crate::ImageErrorKind;
-use crate::{Creation, DiskOffset, FileOffset};
+use crate::{Creation, DiskOffset, FileOffset, ImageErrorKind, ReadFault, Source};
 
 const GIB: u64 = 1 << 30;
 
@@ -144,6 +146,45 @@ fn a_truncated_image_is_refused() {
     }
     bytes.truncate(100);
     assert_eq!(open(&bytes).unwrap_err().kind, ImageErrorKind::WrongFormat);
+}
+
+/// A file that is 0xff, the number of a block that is not there, between its first bytes and its footer.
+struct Claiming {
+    start: Vec<u8>,
+    len: u64,
+    largest_read: usize,
+}
+
+impl Source for Claiming {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn read_at(&mut self, at: FileOffset, bytes: &mut [u8]) -> Result<(), ReadFault> {
+        self.largest_read = self.largest_read.max(bytes.len());
+        let footer = self.len - SECTOR;
+        for (byte, at) in bytes.iter_mut().zip(at.0..) {
+            let at = if at < footer { at } else { at - footer };
+            *byte = self.start.get(at as usize).copied().unwrap_or(0xff);
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn of_a_table_for_more_than_the_largest_disk_the_rest_is_not_read() {
+    let mut start = new_file(GIB, Kind::Dynamic);
+    let footer = RawFooter::read_from_bytes(&start[..512]).unwrap();
+    let at = footer.data_offset.get() as usize;
+    let mut header = RawHeader::read_from_bytes(&start[at..at + 1024]).unwrap();
+    header.max_table_entries = u32::MAX.into();
+    header.checksum = header.sum().into();
+    start[at..at + 1024].copy_from_slice(header.as_bytes());
+    start.truncate(start.len() - 512);
+    let mut file = Claiming { start, len: 20 << 30, largest_read: 0 };
+    let vhd = Vhd::open(&mut file, Access::ReadWrite, Tail::Zeroes).unwrap();
+    assert_eq!(vhd.geometry().len, GIB);
+    assert!(file.largest_read <= 8 << 20, "{} bytes at once", file.largest_read);
 }
 
 #[test]

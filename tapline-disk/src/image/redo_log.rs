@@ -74,7 +74,7 @@ pub fn prepare() {
 /// Opens the log of an image to be served for writing, which this process has locked. Returns `None` if files are
 /// passed, but no log.
 pub fn open(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<Option<RedoLog>, Failure> {
-    let failed = |error: io::Error| Failure::new(format!("open the redo log of {name}"), error).advise(ADVICE);
+    let failed = |error: io::Error| Failure::new(format!("open the redo log of {name}"), error).advise(advice());
     let owner = owner(file).map_err(failed)?;
     let Some(mut found) = LogFile::of(files, file, &owner, true).map_err(failed)? else {
         say(format_args!(
@@ -91,13 +91,11 @@ pub fn open(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<Opt
     Ok(Some(log))
 }
 
-const ADVICE: &str = "set TAPLINE_REDO_DIR to a directory in memory that is writable only by this user";
-
 /// Reads the log that the last process has left of an image that is only read, and whose lock keeps writers out. The
 /// result is a copy, through which the image is read, so this needs neither space nor write permission. Returns `None`
 /// if nothing is left.
 pub fn read(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<Option<RedoLog>, Failure> {
-    let failed = |error: io::Error| Failure::new(format!("read the redo log of {name}"), error).advise(ADVICE);
+    let failed = |error: io::Error| Failure::new(format!("read the redo log of {name}"), error).advise(advice());
     if planted(Planted::ReaderIgnoresLog) {
         return Ok(None);
     }
@@ -255,10 +253,27 @@ pub fn invalidate(files: &Files, file: &mut ImageFile) -> io::Result<()> {
     }
 }
 
+fn boot() -> Option<[u8; 16]> {
+    BOOT.get().copied().flatten()
+}
+
+/// The advice for a log that cannot be used.
+fn advice() -> &'static str {
+    match boot() {
+        Some(_) => "set TAPLINE_REDO_DIR to a directory in memory that is writable only by this user",
+        None => "mount /proc",
+    }
+}
+
 /// Identifies an image's file among all others of this boot, and this process among all others.
 fn owner(file: &mut ImageFile) -> io::Result<Owner> {
     prepare();
-    let boot = BOOT.get().copied().flatten().unwrap_or_default();
+    // Zeroes instead would be the same in every boot.
+    let boot = boot().ok_or_else(|| {
+        io::Error::other(format!(
+            "{BOOT_ID} cannot be read, without which a log of an earlier boot passes for one of this"
+        ))
+    })?;
     let mut identity = [0; IDENTITY_LEN];
     let parts = [boot.to_vec(), file.unique_id()?].concat();
     identity.iter_mut().zip(parts).for_each(|(place, byte)| *place = byte);

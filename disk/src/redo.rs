@@ -26,17 +26,17 @@
 //!
 //! # Whose log it is
 //!
-//! A log with records belongs to the file that holds its stamp ([`Stamp`]), and to no other: neither to another image
-//! in the same place nor to an earlier state of the same one. Before the first record after a round (and the first of
-//! all), the file gets a new stamp:
+//! A log belongs to the file that holds its stamp ([`Stamp`]), and to no other: neither to another image in the same
+//! place nor to an earlier state of the same one (`accepted_of`). Before the first record after a round (and the first
+//! of all), the file gets a new stamp:
 //!
 //! 1. The log accepts the new stamp as well as the old one. *Killed here:* the file has either, and the log is of both.
 //! 2. The stamp is written to the file; nothing is appended meanwhile. *Killed here:* as before.
 //! 3. The log accepts the new stamp only, and changes are appended. *A copy of the file from before, put back:* it has
 //!    an older stamp, and the log is void.
 //!
-//! A log without records, which only says that something is unsynced or that a sync has failed, belongs to the file
-//! with its identity ([`Owner`]).
+//! Two logs belong to the file with their identity ([`Owner`]) as well: one without records that has never accepted a
+//! stamp, and one that says that a sync has failed, which may have lost the stamp, too.
 
 mod deaths;
 mod records;
@@ -122,7 +122,8 @@ pub fn has_failed(state: &[u8; STATE_LEN]) -> bool {
     word(MAGIC_AT) == MAGIC && word(VERSION_AT) == VERSION && word(FAILED_AT) != 0
 }
 
-/// The stamps of which the file of a log has one, of which this is the beginning; none if it is not understood.
+/// The stamps that a log accepts, of which its file has one, from the beginning of the log; none if it is not
+/// understood.
 pub fn stamps_of(prefix: &[u8; PREFIX_LEN]) -> Vec<Stamp> {
     if !is_understood(prefix) {
         return Vec::new();
@@ -130,7 +131,7 @@ pub fn stamps_of(prefix: &[u8; PREFIX_LEN]) -> Vec<Stamp> {
     (0..STAMPS_AT.len()).filter_map(|slot| stamp_of(prefix, slot)).collect()
 }
 
-/// Whether a log, of which this is the beginning, is understood, and of another file or of another state of it.
+/// Whether a log, from its beginning, is understood and belongs to another file or to another state of this one.
 pub fn is_void(prefix: &[u8; PREFIX_LEN], owner: &Owner) -> bool {
     is_understood(prefix) && accepted_of(prefix, owner).is_none()
 }

@@ -25,7 +25,7 @@ pub(crate) const LEN_AT: usize = 16;
 pub(crate) const SEQUENCE_AT: usize = 24;
 /// How many processes have written the page.
 pub(crate) const INCARNATION_AT: usize = 32;
-/// The process that writes it; zero after its end.
+/// The process that writes it; zero after an end on request, unchanged after a kill.
 pub(crate) const PID_AT: usize = 40;
 /// When the page was begun, and when the present process has begun to write it.
 pub(crate) const CREATED_AT: usize = 48;

@@ -176,7 +176,7 @@ impl Page {
         }
         // Requests in flight are taken again, or abandoned by their peer.
         self.store(Count::NotInSlot.at(), 0);
-        // It may have been killed while it wrote: the number is even again with the first batch.
+        // It may have been killed while it wrote: an odd number is rounded down; `introduce` stores the next even one.
         self.sequence = self.load(SEQUENCE_AT) & !1;
         true
     }

@@ -18,7 +18,7 @@ use crate::page::Spent;
 use crate::place;
 use crate::snapshot::{InFlight, KindCounts, Record, Snapshot};
 
-/// Attempts to read between two batches of the writer.
+/// Attempts, without a pause, to read while no batch is being written.
 const ATTEMPTS: usize = 16;
 
 /// Records of traced requests that one call to the kernel reads.

@@ -27,7 +27,7 @@ pub struct Snapshot {
     pub read: u64,
     /// Whether the CPU's counter is no clock here, so that each look at the time is a call.
     pub slow_clock: bool,
-    /// The writer did not pause between two batches: the counters may be of two of them.
+    /// Each attempt met a batch being written, or the writer was killed in one: the counters may be of two batches.
     pub torn: bool,
     /// The counters of each kind of request.
     pub kinds: [KindCounts; KINDS],

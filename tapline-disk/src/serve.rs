@@ -58,8 +58,9 @@ use event_loop::{EventLoop, Serving};
 use shaping::Shaping;
 use takeover::{Listening, PendingRelease, Takeover};
 
-/// Maximum number of operations in flight: a few requests of every queue that a guest is likely to have.
-const DEPTH: usize = 256;
+/// File operations that the engine takes at once: a few requests of every queue that a guest is likely to have. More
+/// wait in the disk's backlog; the number of requests is limited by transports only.
+const ENGINE_DEPTH: usize = 256;
 
 /// Runs the command until a signal ends it.
 pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
@@ -130,7 +131,7 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
 
 /// Opens the engine, with the number of lanes that a test requests.
 fn engine(serve: &Serve, name: &ImageName, files: Vec<ImageFile>, shaping: &Shaping) -> Result<Engine, Failure> {
-    let mut engine = engine_choice::open(name, access::engine(serve.access), files, DEPTH, data(serve))?;
+    let mut engine = engine_choice::open(name, access::engine(serve.access), files, ENGINE_DEPTH, data(serve))?;
     let stores_nothing = engine.kind().stores_nothing();
     if stores_nothing {
         say(format_args!("{name} is for measurements: {}", fileless::WARNING));

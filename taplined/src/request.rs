@@ -101,7 +101,7 @@ pub async fn during<T>(
     (done, left)
 }
 
-/// Makes a change, key_of result is the response with this status.
+/// Makes a change, whose result is the response with this status.
 pub async fn change<T, F>(catalogue: &Catalogue, status: u16, change: F) -> Result<T, Problem>
 where
     T: Serialize + Send + 'static,

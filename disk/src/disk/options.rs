@@ -5,7 +5,7 @@
 pub struct Options {
     /// The logical block size that the guest sees, 512 or 4096; the leaf's, where that is larger.
     pub block: u32,
-    /// Requests in flight for which memory is allocated at the beginning.
+    /// Requests in flight for which memory is allocated at the beginning; not a limit.
     pub requests: usize,
     /// Changed metadata blocks at which a round begins by itself, so that a guest that never flushes cannot accumulate
     /// many.

@@ -108,7 +108,7 @@ impl RedoLog {
         if stage == AT_WORK {
             let mark = self.mark(ALONE_AT);
             let before = if mark == self.mark(SUSPECT_AT) { self.word(DEATHS_AT) } else { 0 };
-            // None until it is known of which.
+            // Zero until the mark is written: a death that is half recorded is not counted.
             self.store(DEATHS_AT, 0);
             self.store_mark(SUSPECT_AT, mark);
             self.store(DEATHS_AT, before.saturating_add(1));

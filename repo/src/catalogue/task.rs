@@ -2,7 +2,7 @@
 //!
 //! A task that leaves something behind records its *intent* before it does anything: everything needed to complete it
 //! or to roll it back, including the UUIDs of what it will create. Then, before each step, the step's name. Unfinished
-//! tasks are completed or rolled back from that when the daemon starts (P8).
+//! tasks are completed or rolled back from that when the daemon starts.
 
 use api::{About, Change, Code, ObjectKind, Problem, Task, TaskState};
 use jiff::Timestamp;

@@ -7,8 +7,8 @@
 //!
 //! It knows nothing about a log's contents. Invariant: a log is opened only by the process that holds the write lock of
 //! its image; a process with a read lock, which keeps writers out, reads a copy of it. A log is found by its name; that
-//! it belongs to the current state of the image is proven by the stamp in the image, or, if the log has no records, by
-//! an id of the file that is never reused ([`Owner`]).
+//! it belongs to the current state of the image is proven by the stamp in the image, or, if the log has neither records
+//! nor a stamp, or a sync has failed, by an id of the file that is never reused ([`Owner`]).
 
 mod directory;
 mod place;

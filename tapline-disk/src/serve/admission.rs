@@ -1,4 +1,4 @@
-//! Everything that can hold a request back before the disk receives it, in this order:
+//! Everything that can hold a request back between its transport and the disk, in this order:
 //!
 //! 1. *quarantine*: after a crash, one request at a time (docs/decisions/0018);
 //! 2. the disk's *limits* (0047);
@@ -169,7 +169,7 @@ impl Admission {
         if self.space.holds_back(request) { Arrival::Hold(Reason::Space) } else { Arrival::Start }
     }
 
-    /// ExtentSource a request, as [`Admission::arrive`] has decided.
+    /// Holds a request, as [`Admission::arrive`] has decided.
     pub fn hold(&mut self, request: Request, reason: Reason, now: u64) {
         match reason {
             Reason::Pace => self.limiter.hold(request, now),

@@ -46,8 +46,8 @@ use crate::serve::shaping::Shaping;
 use crate::serve::stats::{Counters, Stats};
 use crate::serve::threads::Threads;
 
-/// The maximum age of a stamp in nanoseconds. After this time a copy that another program makes
-/// of an image in use differs from the image by its stamp; one sector written per such interval costs nothing.
+/// The maximum age of a stamp in nanoseconds: an older one is replaced before the next logged change, so that a copy
+/// made by another program longer than this before that change has another stamp. A sector per interval costs nothing.
 const STAMP_NS: u64 = 100_000_000;
 
 /// A disk, its engine, and the destinations of its reports.
@@ -74,7 +74,7 @@ pub struct Serving {
     pub report: Signal,
     /// The control socket, if there is one.
     pub control: Option<Control>,
-    /// ExtentSource requests back before the disk receives them.
+    /// Holds requests back before the disk receives them.
     pub admission: Admission,
     /// How its transfers are split and merged.
     pub shaping: Shaping,

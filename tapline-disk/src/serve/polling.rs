@@ -1,7 +1,8 @@
 //! How the thread waits: whether it polls before it sleeps, and for how long it may sleep.
 //!
 //! Falling asleep and being woken costs both sides more than a request does. So after work the thread polls rings and
-//! completions for a while: longer if that has paid, not at all if it has not. It waits for two different things, each
+//! completions for a while, at most for `--poll-max` (50 µs unless set): longer if that has paid, not at all if it has
+//! not. It waits for two different things, each
 //! with its own budget: a peer that has its completions and nothing in flight, and storage. A budget is granted when
 //! sleeps are so short that polling can replace them, and shrinks when polling finds nothing; after a few misses it is
 //! zero, and is retried more and more rarely. Hits pay for misses: one in a few polls may find nothing, as a peer may
@@ -11,8 +12,8 @@
 //! most of that time, and polls for the rest: the wake-up of a halted processor then falls into time in which there is
 //! nothing to do yet.
 //!
-//! None of this is done while other threads want the processors ([`Contention`]). It knows nothing about what is
-//! polled.
+//! With `adaptive`, none of this is done while other threads want the processors ([`Contention`]); with `on` it always
+//! polls for the maximum; in quarantine never. It knows nothing about what is polled.
 
 mod contention;
 mod forecast;
@@ -26,10 +27,11 @@ pub use contention::{Contention, prepare};
 use forecast::Forecast;
 pub use forecast::Nap;
 
-/// The minimum budget: less than a sleep and a wake-up cost.
+/// The minimum budget in nanoseconds: a smaller one counts as zero, as a sleep with its wake-up costs more.
 const BUDGET_MIN: u64 = 4_000;
-/// The hits that pay for a miss, and the maximum that is remembered.
+/// The hits that pay for a miss.
 const HITS_PER_MISS: u32 = 4;
+/// The maximum number of hits that are remembered to pay for misses.
 const HITS_MAX: u32 = 16;
 /// The maximum number of short sleeps without a retry of polling.
 const SKIPPED_MAX: u32 = 256;

@@ -1,4 +1,4 @@
-//! Jobs: tasks whose effect is all or nothing, even if the daemon is killed (P8).
+//! Jobs: tasks whose effect is all or nothing, even if the daemon is killed.
 //!
 //! 1. The *intent* is recorded: everything needed to carry out the job or to roll it back, including the names and
 //!    UUIDs of the objects to create. *If killed before this:* nothing has happened, and nothing was promised.
@@ -8,8 +8,9 @@
 //! 3. Its end is recorded, in one commit with the release of its leases.
 //!
 //! A step that fails before the point of no return is rolled back at once. One that fails after it is retried, by
-//! this daemon or the next, until it succeeds: there is no rollback. Only an administrator can end that
-//! ([`Tasks::abandon`]).
+//! this daemon or the next, until it succeeds: there is no rollback, unless retrying cannot help
+//! ([`Job::is_hopeless`]). An administrator can end that, too ([`Tasks::abandon`]). A job whose recorded step is
+//! unknown to this version is stuck, and its objects stay reserved.
 //!
 //! A cancellation is a commit as well. The commit that begins the step of no return refuses a cancelled task, and a
 //! cancellation is refused from that commit on: one of the two wins, whatever the job waits for.

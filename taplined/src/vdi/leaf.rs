@@ -5,9 +5,10 @@
 //!    otherwise by being written.
 //! 3. The catalogue is updated.
 //!
-//! *If killed between 2 and 3:* either the file opens as a complete image on the old leaf, and may contain data that
-//! was acknowledged to a guest; or it does not, and was never the leaf. A living process knows which. An unused empty
-//! leaf has no effect, so in doubt it counts as the leaf.
+//! *If killed before 3,* the rollback calls [`Leaf::settle`]. Of a plugged VDI that was killed after 2, either the file
+//! opens as a complete image on the old leaf, and may contain data that was acknowledged to a guest; or it does not,
+//! and was never the leaf. A living process knows which. An unused empty leaf has no effect, so in doubt it counts as
+//! the leaf.
 
 use std::path::PathBuf;
 
@@ -96,8 +97,9 @@ impl Leaf {
         tx.set_vdi_image(self.vdi, image.uuid)
     }
 
-    /// Rolls the leaf back if it was not created. If a disk process created it, it stays: the VDI's contents are
-    /// unchanged, and the image below, which is then unneeded, is merged with it later.
+    /// Rolls the leaf back. Of an unplugged VDI its file is removed. Of a plugged one it is recorded as the leaf if the
+    /// process has switched to it, or may have before it died: the contents are unchanged, and the image below, then
+    /// unneeded, is merged with it later. Otherwise its file is removed.
     pub async fn settle(&self, daemon: &Daemon) -> Result<(), Problem> {
         let vdi = self.vdi;
         if daemon.catalogue.read(move |view| view.vdi_image(vdi)).await? == self.image {

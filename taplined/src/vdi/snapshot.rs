@@ -3,7 +3,8 @@
 //! With chains: the VDI gets a new leaf ([`super::leaf`]), and its previous image becomes the snapshot's, or the
 //! parent of the clone's leaf. With reflink: a file that shares all blocks. Steps:
 //!
-//! 1. `leaf`: the VDI's new leaf, if needed. *If killed:* it is rolled back, or stays without effect.
+//! 1. `leaf`: the VDI's new leaf, if needed. *If killed:* its file is removed, or it is recorded where a
+//!    process has it ([`Leaf::settle`](super::leaf::Leaf::settle)).
 //! 2. `file`: the new VDI's file, if it has one of its own. *If killed:* it is removed.
 //! 3. `record`: everything is in the catalogue, in one commit.
 

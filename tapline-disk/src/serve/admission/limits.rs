@@ -183,7 +183,7 @@ impl Limiter {
         admitted
     }
 
-    /// ExtentSource a request that was not admitted.
+    /// Holds a request that was not admitted.
     pub fn hold(&mut self, request: Request, now: u64) {
         let direction = direction_of(request.operation()).unwrap_or(Direction::Write);
         self.gate.hold(direction, bytes_of(&request), now, request);

@@ -9,7 +9,8 @@
 use disk::redo::{Mark, Suspect};
 use disk::{RedoLog, Request};
 
-/// The number of deaths with the request alone in flight. In the death before them others were in flight too.
+/// The number of deaths with the request alone in flight. In the death before them others were in flight too: three
+/// processes die, and the fourth fails the request.
 const DEATHS_ALONE: u64 = 2;
 
 /// The pause in nanoseconds before a suspect is retried. Longer than the lifetime of a process that is repeatedly

@@ -337,7 +337,7 @@ impl Driver {
         self.keep_for_later(shared?)
     }
 
-    /// ExtentSource requests until nothing is in flight, or everything is durable as well.
+    /// Holds requests until nothing is in flight, or everything is durable as well.
     fn hold(&mut self, durable: bool, work: &mut Work<'_>) -> Result<bool, Failure> {
         let mut quiesce = match self.phase {
             Phase::Quiescing(quiesce) => quiesce,

@@ -50,7 +50,7 @@ pub struct Work<'a> {
     pub pause: &'a mut Pause,
     /// The flush by this process, if there is one.
     pub flush: &'a mut Flush,
-    /// ExtentSource requests back before the disk receives them.
+    /// Holds requests back before the disk receives them.
     pub admission: &'a mut Admission,
     /// How its transfers are split and merged.
     pub shaping: &'a mut Shaping,

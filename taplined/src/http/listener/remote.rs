@@ -1,4 +1,4 @@
-//! The API over TCP, for holders of tokens and always with TLS.
+//! The API over TCP, always with TLS: for holders of tokens, but for the files of the dashboard, which need none.
 //!
 //! A connection is anonymous until it has sent a token, for which it has little time. It counts against the TCP
 //! connection limit, never against the Unix socket's. It does not outlive the last token used on it.

@@ -1,6 +1,7 @@
 //! Limits the number of connections per address that have not sent a token yet, since anyone can connect.
 //!
-//! It knows nothing about tokens. Invariant: a single address never holds all connections.
+//! It knows nothing about tokens. Invariant: without a token, one address holds at most a quarter of all connections,
+//! or 32 if that is more.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};

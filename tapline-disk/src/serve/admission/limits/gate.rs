@@ -130,7 +130,7 @@ impl<T> Gate<T> {
         admitted
     }
 
-    /// ExtentSource an item that was not admitted.
+    /// Holds an item that was not admitted.
     pub fn hold(&mut self, direction: Direction, bytes: u64, now: u64, item: T) {
         let by_share = self.limits_allow(direction, bytes);
         self.queue(direction).push_back(Held { item, bytes, came: now, by_share });

@@ -54,6 +54,10 @@ use clap::Parser;
 use config::Config;
 use daemon::Daemon;
 
+/// The maximum number of threads for blocking calls. The catalogue is read on them, too, and each job and each request
+/// whose storage does not respond holds one: tokio's 512 are fewer than the disks of a host.
+const BLOCKING_MAX: usize = 8192;
+
 /// The exit code of a daemon that cannot start or continue, as in Tapline's other programs.
 const FAILED: u8 = 4;
 
@@ -144,7 +148,8 @@ fn run(arguments: &Arguments) -> Result<(), Problem> {
     if arguments.init {
         return print(&catalogue::init(&config)?);
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.enable_all().max_blocking_threads(BLOCKING_MAX).build();
     let runtime = runtime.map_err(|error| Problem::failed("start the daemon's threads", error))?;
     if !arguments.rebuild.is_empty() {
         let directories = catalogue::absolute(&arguments.rebuild)?;

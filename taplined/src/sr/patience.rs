@@ -1,7 +1,8 @@
 //! Access to storage that may not respond: on a separate thread, and with a time limit.
 //!
 //! A thread that is blocked in a system call by an unreachable server cannot be stopped. It is abandoned, logged and
-//! counted; a repository that blocks too many threads is not accessed again until one of them has returned.
+//! counted; a repository that blocks too many threads is not accessed again until one of them has returned. Calls that
+//! are under way at that moment may block more, and steps of jobs are not counted (`task::blocking`).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +16,7 @@ use uuid::Uuid;
 use crate::background;
 use crate::task::started::Running;
 
-/// Maximum number of threads that one repository may block. All blocking calls of the daemon share 512.
+/// Abandoned calls to one repository from which on no other begins.
 const STUCK_MAX: usize = 4;
 
 /// A limit on waiting for storage.

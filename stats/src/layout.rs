@@ -40,6 +40,8 @@ pub(crate) const SLOTS_USED_AT: usize = 80;
 pub(crate) const TRACED_UNTIL_AT: usize = 88;
 /// How many requests were ever traced.
 pub(crate) const TRACED_AT: usize = 96;
+/// No disk traces this many requests: a larger number is damage.
+pub(crate) const TRACED_MAX: u64 = 1 << 63;
 /// The counters of the whole disk ([`Count`]).
 pub(crate) const COUNTS_AT: usize = 128;
 

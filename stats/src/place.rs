@@ -32,7 +32,7 @@ pub fn pages_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
 /// Opens a page to be read, without waiting for anything; `None` if it is no regular file.
 pub fn open(path: &Path) -> io::Result<Option<File>> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let file = File::from(rustix::io::retry_on_intr(|| rustix::fs::open(path, flags, Mode::empty()))?);
     Ok(file.metadata()?.is_file().then_some(file))
 }
 

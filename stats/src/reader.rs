@@ -121,7 +121,7 @@ impl Reader {
     /// How many requests were ever traced, and until when they are; `None` if they are not.
     pub fn traced(&self) -> Result<(u64, Option<u64>), ReadError> {
         let head = self.head()?;
-        Ok((head.word(TRACED_AT), Some(head.word(TRACED_UNTIL_AT)).filter(|until| *until > 0)))
+        Ok((head.word(TRACED_AT).min(TRACED_MAX), Some(head.word(TRACED_UNTIL_AT)).filter(|until| *until > 0)))
     }
 
     /// The traced requests from number `from` on, in order, as many as there are still.

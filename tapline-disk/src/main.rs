@@ -78,7 +78,7 @@ fn receive(command: &Command) -> Result<Files, Failure> {
         true => Files::handed(passed::receive(std::io::stdin())?),
         false => Files::of_system(),
     };
-    redo_log::prepare();
+    redo_log::prepare()?;
     ::stats::Source::of_this_machine();
     polling::prepare();
     threads::prepare();

@@ -38,6 +38,9 @@ pub struct Options {
     /// Only this kind of image, such as used-child or qcow2-on-raw; an unknown one lists all
     #[arg(long)]
     kind: Option<Kind>,
+    /// Only every Nth kind of image, from the Kth on: part K of N
+    #[arg(long, value_name = "K/N", value_parser = part)]
+    part: Option<(usize, usize)>,
     /// Sector size of the storage in bytes, 512 or 4096, which is also the smallest write
     #[arg(long, default_value_t = SECTOR, value_parser = unit)]
     unit: u64,
@@ -149,6 +152,9 @@ impl Arguments<'_> {
         if options.kind.is_none() && options.seed.is_none() && workload.is_none() {
             subjects.retain(|subject| !subject.kind.is_deep());
         }
+        if let Some((this, all)) = options.part {
+            subjects = subjects.into_iter().skip(this - 1).step_by(all).collect();
+        }
         let themes = subjects.iter().map(|subject| subject.kind.theme());
         check_workload(workload.as_deref().unwrap_or_default(), themes)?;
         Ok(Arguments { options, subjects, workload })
@@ -173,6 +179,11 @@ fn check_workload(ops: &[Op], themes: impl Iterator<Item = Theme>) -> Result<(),
 fn unit(text: &str) -> Result<u64, String> {
     let unit = text.parse().ok().filter(|unit| [SECTOR, LARGE].contains(unit));
     unit.ok_or_else(|| format!("drives have sectors of {SECTOR} or {LARGE} bytes"))
+}
+
+fn part(text: &str) -> Result<(usize, usize), String> {
+    let numbers = text.split_once('/').and_then(|(this, all)| Some((this.parse().ok()?, all.parse().ok()?)));
+    numbers.filter(|(this, all)| (1..=*all).contains(this)).ok_or_else(|| "1/4 is the first of four parts".into())
 }
 
 fn piece(text: &str) -> Result<u64, String> {

@@ -229,6 +229,17 @@ fn a_page_that_a_hostile_process_has_written_is_read_without_harm() {
 }
 
 #[test]
+fn a_count_of_traced_requests_that_cannot_be_is_neither_continued_nor_read() {
+    let file = file();
+    let mut page = begun(&file);
+    file.write_all_at(&u64::MAX.to_ne_bytes(), TRACED_AT as u64).unwrap();
+    assert!(reader(&file).records(0).unwrap().is_empty());
+    assert_eq!(page.trace(u64::MAX).unwrap(), 0);
+    serve(&mut page, Kind::Read, 1000);
+    assert_eq!(reader(&file).records(0).unwrap().len(), 1);
+}
+
+#[test]
 fn a_text_that_is_too_long_is_left_out() {
     let file = file();
     let text = format!("{{\"image\":\"{}\"}}", "x".repeat(IDENTITY_MAX));

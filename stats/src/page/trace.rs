@@ -43,7 +43,7 @@ impl Page {
     /// Keeps everything of each request from now on, until that time; zero ends it. The records take 3 MiB until then.
     /// Returns how many requests were ever traced.
     pub fn trace(&mut self, until: u64) -> io::Result<u64> {
-        let count = self.load(TRACED_AT);
+        let count = Some(self.load(TRACED_AT)).filter(|count| *count < TRACED_MAX).unwrap_or(0);
         if until == 0 {
             self.end_trace();
             return Ok(count);

@@ -46,7 +46,7 @@ const WORD: usize = 8;
 /// The kernel's id of this boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-static BOOT: OnceLock<Option<[u8; 16]>> = OnceLock::new();
+static BOOT: OnceLock<[u8; 16]> = OnceLock::new();
 
 /// The logs that this process has opened for its whole life.
 static OPENED: Mutex<Vec<LogFile>> = Mutex::new(Vec::new());
@@ -62,19 +62,26 @@ struct LogFile {
     identity: Option<[u8; IDENTITY_LEN]>,
 }
 
-/// Reads the boot id, before the file system may become inaccessible.
-pub fn prepare() {
-    BOOT.get_or_init(|| {
-        let text = std::fs::read_to_string(BOOT_ID).ok()?;
-        let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-        u128::from_str_radix(&digits, 16).ok().map(u128::to_be_bytes)
-    });
+/// Reads the boot ID, before the file system may become inaccessible. Without it nothing is opened: a log of an earlier
+/// boot could pass for one of this.
+pub fn prepare() -> Result<(), Failure> {
+    boot().map(drop).map_err(|error| Failure::new(format!("read {BOOT_ID}"), error).advise("mount /proc"))
+}
+
+fn boot() -> io::Result<[u8; 16]> {
+    if let Some(boot) = BOOT.get() {
+        return Ok(*boot);
+    }
+    let text = std::fs::read_to_string(BOOT_ID)?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    let boot = u128::from_str_radix(&digits, 16).map_err(io::Error::other)?;
+    Ok(*BOOT.get_or_init(|| boot.to_be_bytes()))
 }
 
 /// Opens the log of an image to be served for writing, which this process has locked. Returns `None` if files are
 /// passed, but no log.
 pub fn open(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<Option<RedoLog>, Failure> {
-    let failed = |error: io::Error| Failure::new(format!("open the redo log of {name}"), error).advise(advice());
+    let failed = |error: io::Error| Failure::new(format!("open the redo log of {name}"), error).advise(ADVICE);
     let owner = owner(file).map_err(failed)?;
     let Some(mut found) = LogFile::of(files, file, &owner, true).map_err(failed)? else {
         say(format_args!(
@@ -91,11 +98,13 @@ pub fn open(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<Opt
     Ok(Some(log))
 }
 
+const ADVICE: &str = "set TAPLINE_REDO_DIR to a directory in memory that is writable only by this user";
+
 /// Reads the log that the last process has left of an image that is only read, and whose lock keeps writers out. The
 /// result is a copy, through which the image is read, so this needs neither space nor write permission. Returns `None`
 /// if nothing is left.
 pub fn read(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<Option<RedoLog>, Failure> {
-    let failed = |error: io::Error| Failure::new(format!("read the redo log of {name}"), error).advise(advice());
+    let failed = |error: io::Error| Failure::new(format!("read the redo log of {name}"), error).advise(ADVICE);
     if planted(Planted::ReaderIgnoresLog) {
         return Ok(None);
     }
@@ -253,29 +262,10 @@ pub fn invalidate(files: &Files, file: &mut ImageFile) -> io::Result<()> {
     }
 }
 
-fn boot() -> Option<[u8; 16]> {
-    BOOT.get().copied().flatten()
-}
-
-/// The advice for a log that cannot be used.
-fn advice() -> &'static str {
-    match boot() {
-        Some(_) => "set TAPLINE_REDO_DIR to a directory in memory that is writable only by this user",
-        None => "mount /proc",
-    }
-}
-
 /// Identifies an image's file among all others of this boot, and this process among all others.
 fn owner(file: &mut ImageFile) -> io::Result<Owner> {
-    prepare();
-    // Zeroes instead would be the same in every boot.
-    let boot = boot().ok_or_else(|| {
-        io::Error::other(format!(
-            "{BOOT_ID} cannot be read, without which a log of an earlier boot passes for one of this"
-        ))
-    })?;
     let mut identity = [0; IDENTITY_LEN];
-    let parts = [boot.to_vec(), file.unique_id()?].concat();
+    let parts = [boot()?.to_vec(), file.unique_id()?].concat();
     identity.iter_mut().zip(parts).for_each(|(place, byte)| *place = byte);
     let stamps = disk::stamps_in(file).map_err(io::Error::other)?;
     Ok(Owner { identity, stamps, session: uuid::new()? })

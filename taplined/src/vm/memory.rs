@@ -129,7 +129,8 @@ pub fn describe(config: &Config, vm: Uuid) -> Result<VmMemory, Problem> {
 
 /// Opens a regular file, without blocking on anything else.
 fn open_file(path: &Path) -> io::Result<File> {
-    let file = File::from(rustix::fs::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?);
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::io::retry_on_intr(|| rustix::fs::open(path, flags, Mode::empty()))?);
     match file.metadata()?.is_file() {
         true => Ok(file),
         false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a file")),

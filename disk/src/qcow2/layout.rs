@@ -183,15 +183,12 @@ pub fn name_sum(name: &[u8]) -> u64 {
 
 /// A big-endian entry of a table; zero behind its end.
 pub fn entry(bytes: &[u8], index: usize) -> u64 {
-    let at = index * 8;
-    let found = bytes.get(at..at + 8).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
-    found.map_or(0, u64::from_be_bytes)
+    bytes.chunks_exact(8).nth(index).and_then(<[u8]>::first_chunk).map_or(0, |found| u64::from_be_bytes(*found))
 }
 
 /// Sets a big-endian entry of a table.
 pub fn set_entry(bytes: &mut [u8], index: usize, value: u64) {
-    let at = index * 8;
-    if let Some(place) = bytes.get_mut(at..at + 8) {
+    if let Some(place) = bytes.chunks_exact_mut(8).nth(index) {
         place.copy_from_slice(&value.to_be_bytes());
     }
 }

@@ -154,6 +154,9 @@ impl Arguments<'_> {
         }
         if let Some((this, all)) = options.part {
             subjects = subjects.into_iter().skip(this - 1).step_by(all).collect();
+            if subjects.is_empty() {
+                return Err(format!("there are fewer than {this} kinds of images"));
+            }
         }
         let themes = subjects.iter().map(|subject| subject.kind.theme());
         check_workload(workload.as_deref().unwrap_or_default(), themes)?;

@@ -109,15 +109,11 @@ pub fn of_socket(control: &Path) -> Result<Place, Error> {
             Reader::open(page).and_then(|reader| reader.snapshot()).map(|snapshot| identity(&snapshot.identity));
         known.ok().and_then(|known| known.control).is_some_and(|known| Path::new(&known) == control)
     };
-    let pages =
-        || -> Vec<PathBuf> { stats::pages_in(&directory).unwrap_or_default().into_iter().filter(is_its).collect() };
+    let pages = || stats::pages_in(&directory).unwrap_or_default().into_iter().filter(is_its);
+    let written = || pages().find(|page| is_written(page));
     // A process that has ended may have left another one.
-    let is_served = |pages: &[PathBuf]| pages.iter().any(|page| is_written(page));
-    let mut found = pages();
-    if !is_served(&found) && is_started(&control) {
-        found = pages();
-    }
-    match found.iter().find(|page| is_written(page)).or(found.first()).cloned() {
+    let found = written().or_else(|| is_started(&control).then(written).flatten()).or_else(|| pages().next());
+    match found {
         Some(page) => Ok(Place { control, page }),
         None => {
             let why = format!("none in {} is of the disk at {}", directory.display(), control.display());

@@ -24,9 +24,9 @@
 //! file: it would read them as what it refers to. Memory: one new refcount block for each that changes, and 512 bytes
 //! for each sector of entries with a wrong mark.
 
-mod anew;
 mod apart;
 mod header;
+mod rebuilt;
 mod single;
 
 use super::check::Survey;
@@ -35,9 +35,9 @@ use super::cluster::{HostCluster, run};
 use super::layout::{COPIED, SECTOR, index, length, set_entry};
 use crate::redo::{Owed, Patched};
 use crate::{FileOffset, ImageError, MetaWrite, Source};
-use anew::{Anew, lay_out};
 use apart::Apart;
 use header::HeaderSector;
+use rebuilt::{RebuiltRefcounts, lay_out};
 use single::Single;
 
 /// The writes that repair an image.
@@ -104,8 +104,8 @@ fn plan(source: &mut dyn Source, mut survey: Survey, single: Single, apart: Apar
         repair.what.push("nothing that looks unused is given back: a damaged reference may be to it".into());
     }
     let replace = survey.refcounts.replace;
-    let anew = if replace { lay_out(source, &mut survey, sound)? } else { None };
-    if replace && anew.is_none() {
+    let rebuilt = if replace { lay_out(source, &mut survey, sound)? } else { None };
+    if replace && rebuilt.is_none() {
         repair
             .what
             .push("the refcounts stay damaged: there is no room for new ones, since the file was cut short".into());
@@ -136,7 +136,7 @@ fn plan(source: &mut dyn Source, mut survey: Survey, single: Single, apart: Apar
     let begin = header.forget_unknown();
     let mut raise = refcounts.raise;
     let mut lower = refcounts.lower;
-    if let Some(Anew { table_at, table_clusters, writes }) = anew {
+    if let Some(RebuiltRefcounts { table_at, table_clusters, writes }) = rebuilt {
         repair.what.push(format!("all refcounts are rebuilt at byte {table_at}"));
         raise.extend(writes);
         lower.push(header.set_refcount_table(table_at, table_clusters));

@@ -15,7 +15,7 @@ use crate::size::in_32_bits;
 use crate::{FileOffset, ImageError, ImageErrorKind, MetaWrite, Source};
 
 /// A new refcount table with its blocks.
-pub struct Anew {
+pub struct RebuiltRefcounts {
     /// Offset of the table in the file.
     pub table_at: FileOffset,
     /// Its clusters.
@@ -33,7 +33,11 @@ struct Plan {
 }
 
 /// Lays out new refcounts, if there is a place for them. `sound`: what nothing refers to is free.
-pub fn lay_out(source: &mut dyn Source, survey: &mut Survey, sound: bool) -> Result<Option<Anew>, ImageError> {
+pub fn lay_out(
+    source: &mut dyn Source,
+    survey: &mut Survey,
+    sound: bool,
+) -> Result<Option<RebuiltRefcounts>, ImageError> {
     // Behind the old table and blocks too: they are in use until the header names the new ones.
     let used = survey.ledger.end();
     let start = if sound { used } else { used.max(survey.shape.end()) };
@@ -57,7 +61,7 @@ pub fn lay_out(source: &mut dyn Source, survey: &mut Survey, sound: bool) -> Res
     let table_at = survey.shape.offset_of(plan.start);
     writes.push(MetaWrite { at: table_at, bytes: table });
     let table_clusters = in_32_bits(plan.table_clusters, "REFCOUNT_TABLE_BYTES_MAX");
-    Ok(Some(Anew { table_at, table_clusters, writes }))
+    Ok(Some(RebuiltRefcounts { table_at, table_clusters, writes }))
 }
 
 impl Plan {

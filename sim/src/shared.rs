@@ -153,7 +153,7 @@ pub enum ClusterContent {
     Bytes(Vec<u8>),
 }
 
-/// The content of the snapshot of a file, by cluster; empty if there is none.
+/// Returns the clusters of the internal snapshot in a file; an empty map if the file has no snapshot.
 pub fn shown(media: &Media) -> BTreeMap<u64, ClusterContent> {
     let words = |at: u64, len: u64| {
         let bytes = media.read(at / 512, len / 512);

@@ -221,7 +221,7 @@ impl fmt::Display for Subject {
 }
 
 impl Subject {
-    /// A subject with a format that is told the truth about its storage.
+    /// A subject whose format is given the actual state of unwritten storage.
     pub fn new(kind: Kind, tail: Unwritten) -> Subject {
         Subject { kind, tail, told: tail, unit: SECTOR, device: Device::Roomy, shape: ShapePolicy::default() }
     }

@@ -106,7 +106,7 @@ fn adjacent_transfers_of_one_batch_kind_and_file_are_merged_in_the_order_of_thei
     let (op, behind) = read(7, A, 31, 1);
     shape.push(op, &mut io).unwrap();
     io.bytes[0][30 * SECTOR..32 * SECTOR].copy_from_slice(&[vec![8; SECTOR], vec![9; SECTOR]].concat());
-    assert!(io.queue.is_empty() && shape.held() == 7, "a batch goes on when it ends");
+    assert!(io.queue.is_empty() && shape.held() == 7, "a batch continues when it ends");
     shape.submit(&mut io);
     assert_eq!(seen(&io), [(0, 2, 6, true), (0, 20, 2, true), (1, 8, 2, true), (0, 30, 2, false)]);
     let mut done = Vec::new();

@@ -1,7 +1,7 @@
-//! Files in memory behind an [`Io`], for tests: operations end in the order, and as, a test likes.
+//! Files in memory behind an [`Io`], for tests: a test chooses the order and the results of operations.
 //!
-//! The module that includes this one has the names of the crate `disk`, or is that crate: its unit tests would take the
-//! types of a library for others than their own.
+//! It is included by path, below a module that has the names of the crate `disk`: for the unit tests of `disk`, the
+//! types of a library would be other types.
 
 #![allow(dead_code, reason = "each test uses only part of it")]
 #![allow(clippy::cast_possible_truncation, reason = "sizes of tests fit")]
@@ -10,55 +10,55 @@ use fastrand::Rng;
 
 use super::{Action, Allocation, EngineFailed, FileDone, FileError, FileId, FileOffset, FileOp, Io, Until};
 
-/// What ends when the engine is reaped.
+/// The operations that complete when the engine is reaped, and their order.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// One operation, drawn.
+    /// One operation, chosen at random.
     Random,
-    /// All, as they were pushed.
+    /// All, in the order of their submission.
     Oldest,
     /// All, the newest first.
     Newest,
-    /// All, neither as they were pushed nor the other way round.
+    /// All, the middle one of those that are left first.
     Middle,
 }
 
 type Fault = Box<dyn FnMut(&FileOp) -> Option<FileError>>;
 
-/// The files, and the operations on them that are under way.
+/// The files, and the operations in flight.
 pub struct MemoryIo {
     pub bytes: Vec<Vec<u8>>,
     pub queue: Vec<FileOp>,
-    /// Operations at once.
+    /// The maximum number of operations in flight.
     pub room: usize,
     pub order: Order,
-    /// Nothing ends.
+    /// No operation completes.
     pub hold: bool,
     pub random: Rng,
     /// (file, whether a write, offset, length) of everything pushed.
     pub log: Vec<(u8, bool, u64, u64)>,
-    /// Looks at an operation before it is queued.
+    /// Called with each operation before it is queued.
     pub check: fn(&MemoryIo, &FileOp),
-    /// How an operation fails, if it does.
+    /// Returns the error of an operation that must fail.
     pub fault: Fault,
     pub fail_sync: bool,
-    /// Of this number of reads, writes and deallocations one fails, drawn.
+    /// One of this number of reads, writes and deallocations fails, at random.
     pub fail_one_in: Option<u64>,
-    /// The operation that fails after this number of others, a sync too.
+    /// The number of operations, syncs included, before the one that fails.
     pub fail_nth: Option<usize>,
-    /// A file that has no space to grow.
+    /// The file whose storage has no space left.
     pub full: Option<u8>,
-    /// Nothing may reach beyond the end of a file.
+    /// Panics at an operation that reaches beyond the end of its file.
     pub bounded: bool,
     pub can_deallocate: bool,
-    /// It deallocates whole blocks of 4096 bytes only.
+    /// Only whole blocks of 4096 bytes can be deallocated.
     pub coarse: bool,
-    /// What power loss leaves of the first file, if that is of interest.
+    /// The durable state of the first file, in tests that lose power.
     pub past: Option<Past>,
 }
 
 impl MemoryIo {
-    /// Operations are performed when the engine is reaped, as they were pushed.
+    /// Operations complete when the engine is reaped, in the order of their submission.
     pub fn new(bytes: Vec<Vec<u8>>) -> MemoryIo {
         MemoryIo {
             bytes,
@@ -81,12 +81,12 @@ impl MemoryIo {
         }
     }
 
-    /// At most 16 operations at once, performed in an order drawn from a seed.
+    /// At most 16 operations in flight, which complete in an order that follows from the seed.
     pub fn random(bytes: Vec<Vec<u8>>, seed: u64) -> MemoryIo {
         MemoryIo { room: 16, order: Order::Random, random: Rng::with_seed(seed), ..MemoryIo::new(bytes) }
     }
 
-    /// What power loss leaves of the first file.
+    /// The durable state of the first file. Panics in a test that does not lose power.
     pub fn past(&self) -> &Past {
         self.past.as_ref().expect("its past is of no interest")
     }
@@ -95,13 +95,13 @@ impl MemoryIo {
         self.random.u64(..below)
     }
 
-    /// Takes the first operation that `which` picks, to be performed whenever the test likes.
+    /// Removes the first operation that `which` picks; the test performs it later.
     pub fn take(&mut self, which: impl FnMut(&FileOp) -> bool) -> FileOp {
         let at = self.queue.iter().position(which).expect("no such operation is under way");
         self.queue.remove(at)
     }
 
-    /// Performs an operation that is under way.
+    /// Performs an operation in flight.
     pub fn finish(&mut self, which: usize) -> FileDone {
         let op = self.queue.remove(which);
         self.perform(op)
@@ -198,7 +198,7 @@ impl Io for MemoryIo {
     }
 }
 
-/// (file, whether a write, offset, length).
+/// The file of an operation, whether it writes, its offset and length.
 pub fn described(op: &FileOp) -> (u8, bool, u64, u64) {
     let (write, at, len) = match &op.action {
         Action::Read { at, into } => (false, at.0, into.len() as u64),
@@ -209,7 +209,7 @@ pub fn described(op: &FileOp) -> (u8, bool, u64, u64) {
     (op.file.0, write, at, len)
 }
 
-/// Writes to a file, which grows as needed, or deallocates what it has of a range.
+/// Writes to a file, which grows as needed, or clears the part of a range that is inside the file.
 fn apply(file: &mut Vec<u8>, at: u64, len: u64, bytes: Option<&[u8]>) {
     let (at, end) = (at as usize, (at + len) as usize);
     match bytes {
@@ -224,19 +224,19 @@ fn apply(file: &mut Vec<u8>, at: u64, len: u64, bytes: Option<&[u8]>) {
     }
 }
 
-/// What has happened to a file: what is durable, and what may be, in sectors.
+/// The durable content of a file, and later operations of which power loss keeps any sectors.
 #[derive(Default)]
 pub struct Past {
     pub durable: Vec<u8>,
-    /// Offset, length and number of what has ended since; `None` is a deallocation.
+    /// Offset, length, bytes and number of each operation that has ended since; without bytes: a deallocation.
     since: Vec<(u64, u64, Option<Vec<u8>>, u64)>,
     ended: u64,
-    /// Operations ended when each sync was pushed.
+    /// The id of each sync in flight, and the number of operations that had ended at its submission.
     syncs: Vec<(u64, u64)>,
 }
 
 impl Past {
-    /// Of a file that holds this.
+    /// A file whose content is durable.
     pub fn new(durable: Vec<u8>) -> Past {
         Past { durable, ..Past::default() }
     }
@@ -264,7 +264,7 @@ impl Past {
         }
     }
 
-    /// A file as power loss might leave it: of each operation that is not durable all sectors, none, or some.
+    /// Returns the file after a power loss: all, some or none of the sectors of each operation that is not durable.
     pub fn after_power_loss(&self, random: &mut Rng) -> Vec<u8> {
         let mut file = self.durable.clone();
         for (at, len, bytes, _) in &self.since {

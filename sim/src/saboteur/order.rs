@@ -93,7 +93,7 @@ fn position(steps: &[Step], which: impl Fn(Do) -> bool) -> Option<usize> {
     steps.iter().position(|step| which(step.step))
 }
 
-/// Removes the step that makes the first such step durable; returns false if there is none.
+/// Removes the sync that follows the first step chosen by `which`. Returns false if no such step has one.
 fn remove_sync_after(steps: &mut Vec<Step>, which: impl Fn(Do) -> bool) -> bool {
     let found = steps.windows(2).position(|pair| which(pair[0].step) && pair[1].step == Do::MakeDurable);
     found.map(|at| steps.remove(at + 1)).is_some()

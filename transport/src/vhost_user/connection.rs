@@ -9,6 +9,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,
@@ -93,6 +94,12 @@ impl Connection {
     /// The socket, to be watched.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
+    }
+
+    /// Returns whether the front-end has closed its socket; messages that it sent before may be unread.
+    pub fn has_hung_up(&self) -> bool {
+        let mut polled = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        poll(&mut polled, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
     /// The next message, if it has arrived completely.

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
 
 use crate::bound_path::BoundPath;
@@ -107,6 +108,12 @@ impl Listener {
     /// The socket, to be watched.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+
+    /// Returns false if no connection is waiting to be accepted.
+    pub(super) fn may_have_pending(&self) -> bool {
+        let mut polled = [PollFd::new(&self.socket, PollFlags::IN)];
+        poll(&mut polled, Some(&Timespec::default())) != Ok(0)
     }
 
     /// Accepts the next connection, if one is waiting.

@@ -45,6 +45,8 @@ mod ring;
 mod session;
 mod signal;
 mod table;
+#[cfg(test)]
+mod test;
 mod token;
 
 use std::fmt::Display;
@@ -187,6 +189,17 @@ impl Server {
             // A front-end that connects before the requests of the last one have completed waits in the backlog.
             if self.orphans > 0 || self.stopped || self.held {
                 return;
+            }
+            if let Some(client) = &self.client {
+                if !self.listener.may_have_pending() {
+                    return;
+                }
+                // The current front-end may have hung up after its messages were handled, and the new one connected
+                // only then: checked while that one is known to wait, so that it is not refused.
+                if client.connection.has_hung_up() {
+                    self.disconnect(&DisconnectReason::Closed, watch);
+                    continue;
+                }
             }
             match self.listener.accept() {
                 Ok(None) => return,

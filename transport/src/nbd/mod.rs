@@ -5,7 +5,7 @@
 //! memory, other clients' requests longer than 1 MiB; it cannot make the server grow without bound, spin or fail. A
 //! client that never finishes negotiating occupies one of few slots, which it loses to a newer client.
 //!
-//! Modules: `wire` defines the protocol's bytes; `option` and `handshake` are the negotiation; `command`, `reply` and
+//! Modules (crate `nbd` has the protocol's bytes): `option` and `handshake` are the negotiation; `command`, `reply` and
 //! `transmission` the requests; [`Session`] combines them for one client, without I/O; `listener` and `connection` are
 //! the sockets; `handover` saves a client for a successor process; `spare_memory` keeps the memory of answered
 //! requests; [`Server`] has all clients and is the disk's transport.
@@ -25,7 +25,8 @@ mod server;
 mod session;
 mod spare_memory;
 mod transmission;
-mod wire;
+
+use ::nbd::wire;
 
 pub use error::{BindError, DisconnectReason, Event, ProtocolError};
 pub use export::{Export, REQUEST_MAX};

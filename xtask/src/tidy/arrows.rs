@@ -25,9 +25,10 @@ const ARROWS: &[Arrow] = &[
     Arrow { package: "plan", may_use: &[], tests_may_use: &[] },
     Arrow { package: "device", may_use: &[], tests_may_use: &[] },
     Arrow { package: "disk", may_use: &["memory"], tests_may_use: &["sim"] },
+    Arrow { package: "nbd", may_use: &[], tests_may_use: &[] },
     Arrow { package: "uring", may_use: &["device", "disk", "memory"], tests_may_use: &[] },
     Arrow { package: "xen", may_use: &["memory"], tests_may_use: &[] },
-    Arrow { package: "transport", may_use: &["disk", "memory", "xen"], tests_may_use: &["sim", "testkit"] },
+    Arrow { package: "transport", may_use: &["disk", "memory", "nbd", "xen"], tests_may_use: &["sim", "testkit"] },
     Arrow { package: "api", may_use: &[], tests_may_use: &[] },
     Arrow { package: "repo", may_use: &["api"], tests_may_use: &[] },
     Arrow {

@@ -44,7 +44,7 @@ impl Readers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(vdi).or_default().clone()
     }
 
-    /// Forgets a VDI that nobody else is about to read.
+    /// Forgets a VDI that no other client is about to read.
     fn forget(&self, vdi: Uuid, shared: &Shared) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // One in the map, one of the caller; a client that waits for it has another one.

@@ -73,7 +73,7 @@ fn a_client_keeps_its_connection_across_upgrades() {
 
 #[test]
 fn an_unplugged_disk_cannot_be_upgraded() {
-    let (daemon, vdis) = with_disks("", &["disk"]);
+    let (daemon, vdis) = with_disks("[storage]\nlost-interval = 1", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     let refused = |what: &str| {
         let (status, refused) = daemon.post(&format!("{vbd}/upgrade"), json!({}));

@@ -56,6 +56,8 @@ pub struct Config {
     pub xl_program: PathBuf,
     /// Settings of the API.
     pub api: Api,
+    /// Settings of the NBD address.
+    pub nbd: Nbd,
     /// Settings of plugging.
     pub plug: Plug,
     /// Settings of storage monitoring.
@@ -119,6 +121,17 @@ pub struct Api {
     pub remote_connections_max: u32,
     /// Names by which browsers reach the Unix socket through a reverse proxy; requests for other names are refused.
     pub hosts: Vec<String>,
+}
+
+/// Settings of the NBD address, at which clients read VDIs and snapshots.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Nbd {
+    /// Addresses at which NBD is also served over TCP, with TLS and tokens; none if not set.
+    #[schema(value_type = Vec<String>)]
+    pub listen: Vec<SocketAddr>,
+    /// Maximum number of connections; further ones wait.
+    pub connections_max: u32,
 }
 
 /// Settings of plugging.
@@ -201,6 +214,7 @@ impl Default for Config {
             qemu_program: "qemu-system-x86_64".into(),
             xl_program: "xl".into(),
             api: Api::default(),
+            nbd: Nbd::default(),
             plug: Plug::default(),
             storage: Storage::default(),
             autostart: Autostart::default(),
@@ -221,6 +235,12 @@ impl Default for Api {
             remote_connections_max: 200,
             hosts: Vec::new(),
         }
+    }
+}
+
+impl Default for Nbd {
+    fn default() -> Nbd {
+        Nbd { listen: Vec::new(), connections_max: 64 }
     }
 }
 
@@ -326,6 +346,9 @@ impl Config {
         if !self.api.listen.is_empty() && certificate.is_none() {
             return Err("api.listen: the API over TCP requires TLS: set api.certificate and api.key too".into());
         }
+        if !self.nbd.listen.is_empty() && certificate.is_none() {
+            return Err("nbd.listen: NBD over TCP requires TLS: set api.certificate and api.key too".into());
+        }
         if let Some(host) = self.api.hosts.iter().find(|host| host.is_empty() || host.contains([':', '/', '*'])) {
             return Err(format!("api.hosts: '{host}' is not a host name; write names without scheme, port or path"));
         }
@@ -346,6 +369,11 @@ impl Config {
     /// The socket of the API.
     pub fn socket(&self) -> PathBuf {
         self.run_directory.join("taplined.sock")
+    }
+
+    /// The socket at which VDIs and snapshots are read over NBD.
+    pub fn nbd_socket(&self) -> PathBuf {
+        self.run_directory.join("nbd.sock")
     }
 
     /// The file of the catalogue.

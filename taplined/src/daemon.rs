@@ -22,6 +22,7 @@ use crate::disk::tool::{self, Tool};
 use crate::history::History;
 use crate::http::Answers;
 use crate::jobs;
+use crate::nbd;
 use crate::plug::{self, Plugs};
 use crate::predecessors;
 use crate::request;
@@ -72,6 +73,8 @@ pub struct Parts {
     pub answers: Answers,
     /// Uploads in progress.
     pub uploads: Uploads,
+    /// VDIs that clients of the NBD address read.
+    pub readers: nbd::Readers,
     /// Requests that clients may repeat.
     pub key_locks: request::KeyLocks,
     host: Uuid,
@@ -120,6 +123,7 @@ impl Daemon {
             history: History::default(),
             answers: Answers::default(),
             uploads: Uploads::default(),
+            readers: nbd::Readers::default(),
             key_locks: request::KeyLocks::default(),
             host,
             started: Timestamp::now(),
@@ -141,6 +145,7 @@ impl Daemon {
                 vdi::collect(&daemon, sr.uuid);
             }
         }
+        nbd::remove_left_over(&daemon).await?;
         crate::autostart::begin(&daemon).await?;
         background::spawn(crate::sr::keep_inventories(daemon.clone()));
         background::spawn(crate::sr::seek_lost(daemon.clone()));

@@ -49,9 +49,11 @@ use crate::daemon::Daemon;
 use contract::Contract;
 use document::Document;
 
+pub use access::must_operate_vdi;
 pub use answer::Answers;
+pub use caller::Caller;
 pub use document::text as openapi_text;
-pub use listener::{Listener, Signals, check};
+pub use listener::{Listener, Signals, Unauthenticated, UnauthenticatedSlot, bind_local, bind_remote};
 
 /// The version of the API, with which every path starts.
 const ROOT: &str = "/v1";

@@ -13,6 +13,7 @@ mod autostart;
 mod background;
 mod calibrate;
 mod catalogue;
+mod certificate;
 mod clock;
 mod config;
 mod daemon;
@@ -28,6 +29,7 @@ mod jobs;
 mod kernel;
 mod log;
 mod metrics;
+mod nbd;
 mod notify;
 mod panics;
 mod plug;
@@ -51,6 +53,7 @@ use std::process::ExitCode;
 use api::{Code, Problem};
 use clap::Parser;
 
+use certificate::Certificate;
 use config::Config;
 use daemon::Daemon;
 
@@ -135,7 +138,7 @@ fn run(arguments: &Arguments) -> Result<(), Problem> {
         None if std::path::Path::new(CONFIG).exists() => Config::read(CONFIG.as_ref())?,
         None => Config::default(),
     };
-    http::check(&config)?;
+    certificate::check(&config)?;
     log::check(&config)?;
     if arguments.check_config {
         daemon::check(&config)?;
@@ -174,14 +177,18 @@ async fn serve(config: Config) -> Result<(), Problem> {
     let daemon = Daemon::start(config).await?;
     // Signals are handled before it listens, because any process that sees the socket may stop the daemon.
     let signals = http::Signals::handle()?;
-    let listener = http::Listener::bind(&daemon.config, &daemon)?;
+    let certificate = Certificate::of(&daemon.config)?;
+    let listener = http::Listener::bind(&daemon.config, &daemon, certificate.clone())?;
+    let nbd = nbd::Listener::bind(&daemon.config, certificate)?;
     notify::ready();
     watchdog::begin(daemon.clone());
     tracing::info!(socket = %daemon.config.socket().display(), "serving");
     tokio::select! {
         () = listener.serve(daemon.clone(), signals) => {}
+        () = nbd.serve(&daemon) => {}
         problem = damaged(&daemon) => return Err(problem),
     }
+    nbd.remove(&daemon.config);
     notify::stopping();
     daemon.stop().await
 }

@@ -49,6 +49,7 @@ use crate::config::Config;
 use crate::disk::process::DiskProcess;
 
 pub use begin::plug;
+pub use cleanup::{remove, remove_logs};
 pub use limit::set as limit;
 pub use many::{plug_all, plug_many, unplug_all, unplug_each, unplug_many};
 pub use plug_spec::serial;

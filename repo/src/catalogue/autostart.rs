@@ -87,7 +87,7 @@ impl Tx<'_> {
         self.execute("INSERT INTO to_start SELECT uuid, 'vm' FROM vm WHERE autostart IS NOT NULL", [])?;
         self.execute(
             "INSERT INTO to_start SELECT uuid, 'vbd' FROM vbd WHERE vm IS NULL AND (autostart IS NOT NULL
-             OR (?1 AND (drained OR state IN ('plugged', 'restarting'))))",
+             OR (?1 AND (drained OR state IN ('plugged', 'restarting')) AND uuid NOT IN (SELECT vbd FROM nbd_vbd)))",
             [again],
         )?;
         self.execute("UPDATE vbd SET drained = FALSE WHERE drained", [])?;

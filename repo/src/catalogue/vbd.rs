@@ -95,6 +95,11 @@ impl View<'_> {
         Ok(worst)
     }
 
+    /// The VBDs that were made for clients of the daemon's NBD address ([`Tx::add_nbd_vbd`]).
+    pub fn nbd_vbds(&self) -> Result<Vec<Uuid>, Problem> {
+        self.rows("SELECT vbd FROM nbd_vbd", [], |row| Ok(row.get::<_, Id>(0)?.0))
+    }
+
     /// A VBD; an error if there is none with this UUID.
     pub fn vbd(&self, uuid: Uuid) -> Result<Vbd, Problem> {
         self.find_vbd(uuid)?.ok_or_else(|| not_found(ObjectKind::Vbd, uuid))
@@ -200,6 +205,14 @@ impl Tx<'_> {
         )?;
         self.touch(ObjectKind::Vbd, vbd.uuid, Change::Added);
         Ok(())
+    }
+
+    /// Adds a read-only VBD for clients of the daemon's NBD address. It is not plugged again when the host boots.
+    pub fn add_nbd_vbd(&mut self, vdi: Uuid) -> Result<Vbd, Problem> {
+        let vbd = Vbd { mode: Mode::ReadOnly, ..Vbd::unplugged(vdi, Transport::Nbd) };
+        self.add_vbd(&vbd)?;
+        self.execute("INSERT INTO nbd_vbd VALUES (?1)", [Id(vbd.uuid)])?;
+        Ok(vbd)
     }
 
     /// Begins to plug an unserved VBD: it holds its VDI's lease from now on, excluding conflicting users.

@@ -121,6 +121,11 @@ pub async fn allow(
     }
 }
 
+/// Refuses a caller that may not operate a VDI.
+pub async fn must_operate_vdi(daemon: &Daemon, caller: &Caller, vdi: Uuid) -> Result<(), Problem> {
+    check(daemon, Operate(Kind::Vdi), Some(caller), Some(vdi)).await.map(drop)
+}
+
 /// Refuses a request that its caller may not make. For an operator, returns the tags of the object, which are the
 /// only ones that it may set.
 async fn check(

@@ -42,7 +42,7 @@ impl Caller {
     }
 
     /// Waits until the caller's token is revoked or expires. Never returns for a user of this host.
-    async fn ended(self) {
+    pub async fn ended(self) {
         match self {
             Caller::Token(grant) => grant.ended().await,
             Caller::Local { .. } => std::future::pending().await,

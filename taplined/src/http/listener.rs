@@ -3,7 +3,6 @@
 //!
 //! Each has its own connection limit, so connections over TCP never delay those of this host.
 
-mod certificate;
 mod local;
 mod remote;
 mod unauthenticated;
@@ -21,13 +20,16 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Semaphore, watch};
 
+use crate::certificate::Certificate;
 use crate::config::Config;
 use crate::daemon::Daemon;
 use crate::panics;
 use local::Local;
 use remote::Remote;
 
-pub use certificate::check;
+pub use local::bind as bind_local;
+pub use remote::bind as bind_remote;
+pub use unauthenticated::{Unauthenticated, UnauthenticatedSlot};
 
 /// Time limit for a client to send a request after connecting or after the last response, and to send the body.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -43,6 +45,7 @@ const REST: Duration = Duration::from_millis(100);
 pub struct Listener {
     local: Local,
     remote: Option<Arc<Remote>>,
+    certificate: Option<Arc<Certificate>>,
 }
 
 /// SIGTERM and SIGINT, which stop the daemon, and SIGHUP, which reloads the certificate.
@@ -65,14 +68,14 @@ impl Signals {
     }
 
     /// Waits for a signal that stops the daemon; reloads the certificate on SIGHUP.
-    async fn end(&mut self, remote: Option<&Remote>) {
+    async fn end(&mut self, certificate: Option<&Certificate>) {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => return,
                 _ = self.interrupt.recv() => return,
-                _ = self.hangup.recv() => match remote {
-                    Some(remote) => remote.read_certificate().await,
-                    None => tracing::info!("nothing to reload: the API is not served over TCP"),
+                _ = self.hangup.recv() => match certificate {
+                    Some(certificate) => certificate.reload().await,
+                    None => tracing::info!("nothing to reload: there is no certificate"),
                 },
             }
         }
@@ -82,9 +85,9 @@ impl Signals {
 impl Listener {
     /// Starts listening, replacing the socket of a daemon that no longer exists: a lock ensures that there is only one
     /// daemon.
-    pub fn bind(config: &Config, daemon: &Daemon) -> Result<Listener, Problem> {
-        let remote = Remote::bind(config, daemon.tokens.clone())?.map(Arc::new);
-        Ok(Listener { local: Local::bind(config)?, remote })
+    pub fn bind(config: &Config, daemon: &Daemon, certificate: Option<Arc<Certificate>>) -> Result<Listener, Problem> {
+        let remote = certificate.as_ref().map(|certificate| Remote::bind(config, certificate, daemon.tokens.clone()));
+        Ok(Listener { local: Local::bind(config)?, remote: remote.transpose()?.map(Arc::new), certificate })
     }
 
     /// Serves until a signal stops the daemon, then waits for requests in progress.
@@ -93,7 +96,7 @@ impl Listener {
         let (ending, ended) = watch::channel(());
         let remote = self.remote.as_ref().map(|remote| remote.serve(&router, &ended));
         tokio::select! {
-            () = signals.end(self.remote.as_deref()) => {}
+            () = signals.end(self.certificate.as_deref()) => {}
             () = self.local.serve(&router, &ended) => {}
         }
         drop((remote, ended));

@@ -21,7 +21,6 @@ use super::list::{Page, Paging, Tagged, Tagging};
 use super::{Answer, Begun, Created, begun, created};
 use crate::daemon::Daemon;
 use crate::disk::limits;
-use crate::disk::paths::DiskPaths;
 use crate::disk::shares;
 use crate::plug;
 use crate::request;
@@ -155,9 +154,7 @@ async fn vbd_patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body
 #[utoipa::path(delete, path = "/vbds/{uuid}", tag = "vbd", params(Id), responses((status = 204)))]
 async fn vbd_destroy(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer<StatusCode> {
     request::change(&daemon.catalogue, 204, move |tx| tx.remove_vbd(uuid)).await?;
-    if let Err(problem) = DiskPaths::of(&daemon.config, uuid).remove_logs() {
-        tracing::warn!("{problem}");
-    }
+    plug::remove_logs(&daemon, uuid);
     Ok(StatusCode::NO_CONTENT)
 }
 

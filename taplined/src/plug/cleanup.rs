@@ -52,3 +52,17 @@ pub async fn clear_and_unplug(daemon: &Daemon, vbd: Uuid, problem: Option<Proble
     }
     catalogue::record(&daemon.catalogue, move |tx| tx.end_unplug(vbd, problem.as_ref())).await
 }
+
+/// Removes an unplugged VBD.
+pub async fn remove(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
+    daemon.catalogue.write(move |tx| tx.remove_vbd(vbd)).await?;
+    remove_logs(daemon, vbd);
+    Ok(())
+}
+
+/// Removes the logs of a VBD that is gone.
+pub fn remove_logs(daemon: &Daemon, vbd: Uuid) {
+    if let Err(problem) = DiskPaths::of(&daemon.config, vbd).remove_logs() {
+        tracing::warn!("{problem}");
+    }
+}

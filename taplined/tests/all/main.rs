@@ -23,6 +23,7 @@ mod late;
 mod limits;
 mod lists;
 mod names;
+mod nbd_address;
 mod panics;
 mod plug;
 mod program;

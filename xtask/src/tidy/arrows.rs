@@ -33,7 +33,7 @@ const ARROWS: &[Arrow] = &[
     Arrow { package: "repo", may_use: &["api"], tests_may_use: &[] },
     Arrow {
         package: "taplined",
-        may_use: &["api", "control", "logging", "repo", "shares", "stats", "vm"],
+        may_use: &["api", "control", "logging", "nbd", "repo", "shares", "stats", "vm"],
         tests_may_use: &["testkit"],
     },
     Arrow { package: "sim", may_use: &["disk", "memory", "plan"], tests_may_use: &[] },

@@ -1,7 +1,7 @@
 //! The API's Unix socket: authenticates callers by their kernel credentials and limits connections.
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::{Code, Problem};
@@ -41,19 +41,7 @@ impl Local {
     /// Starts listening, with the configured group's permissions.
     pub fn bind(config: &Config) -> Result<Local, Problem> {
         let path = config.socket();
-        let tried = || format!("listen at {}", path.display());
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(Problem::failed(tried(), error)),
-            _ => {}
-        }
-        let socket = UnixListener::bind(&path).map_err(|error| Problem::failed(tried(), error))?;
-        let mode = if config.api.group.is_some() { 0o660 } else { 0o600 };
-        if let Some(group) = &config.api.group {
-            let gid = account::group("api.group", group)?;
-            std::os::unix::fs::chown(&path, None, Some(gid)).map_err(|error| Problem::failed(tried(), error))?;
-        }
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))
-            .map_err(|error| Problem::failed(tried(), error))?;
+        let socket = bind(config, &path)?;
         let all = config.api.connections_max;
         let others = all.saturating_sub(all / FOR_ROOT);
         let group = config.api.group.is_some();
@@ -116,6 +104,25 @@ impl Local {
         let what = format!("user {uid} may not use this API");
         Err(Problem::new(Code::Forbidden, what).advise("do it as root, or set api.group in the daemon's configuration"))
     }
+}
+
+/// Listens at a path, replacing the socket of a daemon that no longer exists. The kernel admits root, the daemon's own
+/// user and members of the configured group.
+pub fn bind(config: &Config, path: &Path) -> Result<UnixListener, Problem> {
+    let tried = || format!("listen at {}", path.display());
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(Problem::failed(tried(), error)),
+        _ => {}
+    }
+    let socket = UnixListener::bind(path).map_err(|error| Problem::failed(tried(), error))?;
+    let mode = if config.api.group.is_some() { 0o660 } else { 0o600 };
+    if let Some(group) = &config.api.group {
+        let gid = account::group("api.group", group)?;
+        std::os::unix::fs::chown(path, None, Some(gid)).map_err(|error| Problem::failed(tried(), error))?;
+    }
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+        .map_err(|error| Problem::failed(tried(), error))?;
+    Ok(socket)
 }
 
 /// Serves a connection in a task of its own.

@@ -5,7 +5,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use api::{Code, Problem, Secret};
@@ -21,17 +21,16 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::server::TlsStream;
 use tower::ServiceExt;
 
 use super::super::Refusal;
 use super::super::caller::Caller;
 use super::super::{dashboard, websocket};
-use super::certificate::Files;
 use super::unauthenticated::{Unauthenticated, UnauthenticatedSlot};
 use super::{REST, converse, room};
 use crate::background;
+use crate::certificate::Certificate;
 use crate::config::Config;
 use crate::token::{ADVICE, Grant, Tokens};
 
@@ -55,8 +54,7 @@ const TOKEN_PROTOCOL: &str = "tapline.token.";
 pub struct Remote {
     /// The sockets, until serving starts.
     sockets: Mutex<Vec<TcpListener>>,
-    files: Files,
-    tls: RwLock<Arc<ServerConfig>>,
+    certificate: Arc<Certificate>,
     connections: Arc<Semaphore>,
     unauthenticated: Unauthenticated,
     tokens: Tokens,
@@ -64,32 +62,18 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Starts listening, if configured.
-    pub fn bind(config: &Config, tokens: Tokens) -> Result<Option<Remote>, Problem> {
-        let Some(files) = Files::of(config).filter(|_| !config.api.listen.is_empty()) else { return Ok(None) };
-        let sockets = config.api.listen.iter().map(bind).collect::<Result<_, _>>()?;
-        Ok(Some(Remote {
+    /// Starts listening at the configured addresses.
+    pub fn bind(config: &Config, certificate: &Arc<Certificate>, tokens: Tokens) -> Result<Remote, Problem> {
+        let sockets =
+            config.api.listen.iter().map(|address| bind(address, "api.listen", "serving")).collect::<Result<_, _>>()?;
+        Ok(Remote {
             sockets: Mutex::new(sockets),
-            tls: RwLock::new(files.read()?),
-            files,
+            certificate: certificate.clone(),
             connections: room(config.api.remote_connections_max),
             unauthenticated: Unauthenticated::among(config.api.remote_connections_max),
             tokens,
             refusals: Refusals::default(),
-        }))
-    }
-
-    /// Reloads the certificate for new connections. If that fails, the old one stays in use.
-    pub async fn read_certificate(&self) {
-        let files = self.files.clone();
-        match repo::blocking::start(move || files.read()).ended().await {
-            Ok(Ok(tls)) => {
-                *self.tls.write().unwrap_or_else(PoisonError::into_inner) = tls;
-                tracing::info!("certificate reloaded");
-            }
-            Ok(Err(problem)) => tracing::error!(advice = problem.advice, "{problem}; keeping the old one"),
-            Err(error) => tracing::error!(%error, "the certificate was not reloaded; keeping the old one"),
-        }
+        })
     }
 
     /// Serves until the returned value is dropped; existing connections continue until `ended` changes.
@@ -189,8 +173,7 @@ impl Remote {
             stream.shutdown().await?;
             return Err(io::Error::other("it does not start like TLS"));
         }
-        let tls = self.tls.read().unwrap_or_else(PoisonError::into_inner).clone();
-        TlsAcceptor::from(tls).accept(stream).await
+        TlsAcceptor::from(self.certificate.current()).accept(stream).await
     }
 
     /// Checks the token of a request; returns its rights, or the response that refuses it.
@@ -225,12 +208,13 @@ impl Remote {
     }
 }
 
-fn bind(address: &SocketAddr) -> Result<TcpListener, Problem> {
-    let failed = |error| Problem::failed(format_args!("listen at {address} (api.listen)"), error);
+/// Listens at an address of this setting, where `what` is done.
+pub fn bind(address: &SocketAddr, setting: &str, what: &str) -> Result<TcpListener, Problem> {
+    let failed = |error| Problem::failed(format_args!("listen at {address} ({setting})"), error);
     let socket = std::net::TcpListener::bind(address).map_err(failed)?;
     socket.set_nonblocking(true).map_err(failed)?;
     let socket = TcpListener::from_std(socket).map_err(failed)?;
-    tracing::info!(address = %socket.local_addr().map_err(failed)?, "serving over TLS");
+    tracing::info!(address = %socket.local_addr().map_err(failed)?, "{what} over TLS");
     Ok(socket)
 }
 

@@ -1,11 +1,12 @@
-//! The daemon's TLS certificate and key, read from files.
+//! The daemon's TLS certificate and key, read from files, and read again on SIGHUP.
 //!
-//! TLS 1.2 and 1.3 with HTTP/1.1 only; clients use tokens instead of certificates.
+//! TLS 1.2 and 1.3; clients use tokens instead of certificates. Those that offer protocols (ALPN) must offer HTTP/1.1:
+//! clients of NBD offer none.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use api::{Code, Problem};
 use tokio_rustls::rustls::ServerConfig;
@@ -18,9 +19,43 @@ use crate::config::Config;
 /// Advice for files that cannot be read.
 const ADVICE: &str = "api.certificate and api.key name PEM files; docs/api.md says how to make them";
 
+/// The certificate in use.
+#[derive(Debug)]
+pub struct Certificate {
+    files: Files,
+    current: RwLock<Arc<ServerConfig>>,
+}
+
+impl Certificate {
+    /// Reads the configured files, if any.
+    pub fn of(config: &Config) -> Result<Option<Arc<Certificate>>, Problem> {
+        let Some(files) = Files::of(config) else { return Ok(None) };
+        let current = RwLock::new(files.read()?);
+        Ok(Some(Arc::new(Certificate { files, current })))
+    }
+
+    /// The TLS settings for a new connection.
+    pub fn current(&self) -> Arc<ServerConfig> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Reads the files again, for new connections. If that fails, the old certificate stays in use.
+    pub async fn reload(&self) {
+        let files = self.files.clone();
+        match repo::blocking::start(move || files.read()).ended().await {
+            Ok(Ok(read)) => {
+                *self.current.write().unwrap_or_else(PoisonError::into_inner) = read;
+                tracing::info!("certificate reloaded");
+            }
+            Ok(Err(problem)) => tracing::error!(advice = problem.advice, "{problem}; keeping the old one"),
+            Err(error) => tracing::error!(%error, "the certificate was not reloaded; keeping the old one"),
+        }
+    }
+}
+
 /// The paths of the two files.
 #[derive(Clone, Debug)]
-pub struct Files {
+struct Files {
     certificate: PathBuf,
     key: PathBuf,
 }
@@ -35,13 +70,13 @@ pub fn check(config: &Config) -> Result<(), Problem> {
 
 impl Files {
     /// The configured files, if any.
-    pub fn of(config: &Config) -> Option<Files> {
+    fn of(config: &Config) -> Option<Files> {
         let (certificate, key) = (config.api.certificate.clone()?, config.api.key.clone()?);
         Some(Files { certificate, key })
     }
 
     /// Reads the files.
-    pub fn read(&self) -> Result<Arc<ServerConfig>, Problem> {
+    fn read(&self) -> Result<Arc<ServerConfig>, Problem> {
         let (chain, key) = (self.chain()?, self.key()?);
         let config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
             .with_safe_default_protocol_versions()

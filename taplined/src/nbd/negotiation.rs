@@ -1,0 +1,378 @@
+//! A client of the NBD address: from its greeting to the export that it names, and the end of its connection.
+//!
+//! The daemon answers options that concern no export by itself, and remembers them; those that name one are sent on to
+//! the disk process, which the same options were sent to first. Invariants: over TCP nothing but STARTTLS is served
+//! before TLS, and no byte that arrived before it counts after it; no export is opened before the caller may have it; a
+//! client has no more memory here than one option and one piece of data in each direction.
+
+use std::io::{self, ErrorKind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::{Code, Problem, Secret};
+use nbd::wire::{self, OptionHeader};
+use repo::View;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use uuid::Uuid;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::reader::Reader;
+use crate::daemon::Daemon;
+use crate::http::{Caller, UnauthenticatedSlot, must_operate_vdi};
+
+/// Time limit for each message of a client before it has named an export, and for TLS.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Maximum bytes of data of an option: a name and several queries, each up to [`wire::STRING_MAX`].
+const DATA_MAX: u32 = 64 << 10;
+
+/// Maximum number of options: a client needs about ten.
+const OPTIONS_MAX: usize = 1024;
+
+/// Bytes forwarded at a time.
+const PIECE: usize = 256 << 10;
+
+/// What separates the name of an export from a token.
+const TOKEN: &str = "?token=";
+
+/// A connection, with TLS or without.
+pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+
+/// How a client proves that it may read.
+pub enum Admission {
+    /// It is known.
+    Granted(Caller),
+    /// By a token behind the name of an export, once the connection is encrypted.
+    ByToken {
+        /// The settings of TLS.
+        tls: Arc<ServerConfig>,
+        /// Its place among the connections without a token.
+        _slot: UnauthenticatedSlot,
+    },
+}
+
+/// A connected client.
+pub struct Client {
+    stream: Box<dyn Stream>,
+    admission: Admission,
+    is_encrypted: bool,
+    flags: u32,
+    /// The options that change the shape of replies, in their order.
+    shapes: Vec<u32>,
+    options: usize,
+    export: Option<Export>,
+}
+
+/// The export that a client has named last.
+struct Export {
+    /// The name, with the token.
+    name: Vec<u8>,
+    caller: Caller,
+    process: UnixStream,
+    _reader: Reader,
+}
+
+/// The next step of a connection.
+enum Next {
+    Negotiate,
+    Transmit,
+    Disconnect,
+}
+
+impl Client {
+    /// A client that has just connected.
+    pub fn new(stream: Box<dyn Stream>, admission: Admission) -> Client {
+        Client { stream, admission, is_encrypted: false, flags: 0, shapes: Vec::new(), options: 0, export: None }
+    }
+
+    /// Serves the client until it disconnects or its token ends.
+    pub async fn serve(mut self, daemon: &Daemon) -> io::Result<()> {
+        self.greet().await?;
+        loop {
+            match self.option(daemon).await? {
+                Next::Negotiate => {}
+                Next::Transmit => return self.transmit().await,
+                Next::Disconnect => return self.stream.shutdown().await,
+            }
+        }
+    }
+
+    async fn greet(&mut self) -> io::Result<()> {
+        let flags = wire::FLAG_FIXED_NEWSTYLE | wire::FLAG_NO_ZEROES;
+        let greeting = wire::Greeting {
+            magic: wire::GREETING_MAGIC.into(),
+            option_magic: wire::OPTION_MAGIC.into(),
+            flags: flags.into(),
+        };
+        self.stream.write_all(greeting.as_bytes()).await?;
+        let mut flags = [0; 4];
+        self.read(&mut flags).await?;
+        self.flags = u32::from_be_bytes(flags);
+        // Each option but one needs the fixed style, and all clients of the last ten years have it.
+        match self.flags & wire::CLIENT_FIXED_NEWSTYLE {
+            0 => Err(broken("the client does not support fixed newstyle")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads exactly these bytes, and no byte behind them: those may belong to TLS.
+    async fn read(&mut self, bytes: &mut [u8]) -> io::Result<()> {
+        let read = tokio::time::timeout(PATIENCE, self.stream.read_exact(bytes));
+        read.await.map_err(|_| io::Error::from(ErrorKind::TimedOut))?.map(drop)
+    }
+
+    /// Handles the next option.
+    async fn option(&mut self, daemon: &Daemon) -> io::Result<Next> {
+        let mut header = [0; size_of::<OptionHeader>()];
+        self.read(&mut header).await?;
+        let header = OptionHeader::read_from_bytes(&header).map_err(|_| broken("an option has no header"))?;
+        self.options += 1;
+        if header.magic != wire::OPTION_MAGIC || header.len > DATA_MAX || self.options > OPTIONS_MAX {
+            return Err(broken("an option without its magic number, too long, or one too many"));
+        }
+        let (option, mut data) = (header.option.get(), vec![0; header.len.get() as usize]);
+        self.read(&mut data).await?;
+        let is_open = self.is_encrypted || matches!(self.admission, Admission::Granted(_));
+        match option {
+            wire::OPT_ABORT => self.answer(option, wire::REP_ACK, &[]).await.map(|()| Next::Disconnect),
+            wire::OPT_STARTTLS => self.start_tls(&data).await.map(|()| Next::Negotiate),
+            wire::OPT_EXPORT_NAME if !is_open => Ok(Next::Disconnect),
+            _ if !is_open => self.refuse(option, wire::REP_ERR_TLS_REQD, "this address is served with TLS only").await,
+            wire::OPT_STRUCTURED_REPLY if data.is_empty() => {
+                self.shapes.push(option);
+                // An export that was named already has other replies.
+                self.export = None;
+                self.answer(option, wire::REP_ACK, &[]).await.map(|()| Next::Negotiate)
+            }
+            wire::OPT_LIST if data.is_empty() => self.list(daemon).await,
+            wire::OPT_EXPORT_NAME => match self.open(daemon, &data).await {
+                Ok(export) => send_option(&mut export.process, option, &[]).await.map(|()| Next::Transmit),
+                Err(problem) => {
+                    tracing::debug!("an export was refused: {problem}");
+                    Ok(Next::Disconnect)
+                }
+            },
+            wire::OPT_INFO | wire::OPT_GO | wire::OPT_LIST_META_CONTEXT | wire::OPT_SET_META_CONTEXT => {
+                self.forward(daemon, option, &data).await
+            }
+            wire::OPT_STRUCTURED_REPLY | wire::OPT_LIST => {
+                self.refuse(option, wire::REP_ERR_INVALID, "this option has no data").await
+            }
+            _ => self.refuse(option, wire::REP_ERR_UNSUP, "this option is not supported").await,
+        }
+    }
+
+    /// Begins TLS. What was negotiated before is forgotten ("TLS support").
+    async fn start_tls(&mut self, data: &[u8]) -> io::Result<()> {
+        let option = wire::OPT_STARTTLS;
+        let tls = match &self.admission {
+            Admission::ByToken { tls, .. } if !self.is_encrypted && data.is_empty() => tls.clone(),
+            Admission::ByToken { .. } => {
+                return self
+                    .refuse(option, wire::REP_ERR_INVALID, "TLS is in use, or the option has data")
+                    .await
+                    .map(drop);
+            }
+            Admission::Granted(_) => {
+                return self
+                    .refuse(option, wire::REP_ERR_POLICY, "the Unix socket is served without TLS")
+                    .await
+                    .map(drop);
+            }
+        };
+        self.answer(option, wire::REP_ACK, &[]).await?;
+        let plain = std::mem::replace(&mut self.stream, Box::new(tokio::io::empty()));
+        let encrypted = tokio::time::timeout(PATIENCE, TlsAcceptor::from(tls).accept(plain));
+        self.stream = Box::new(encrypted.await.map_err(|_| io::Error::from(ErrorKind::TimedOut))??);
+        self.is_encrypted = true;
+        self.shapes.clear();
+        Ok(())
+    }
+
+    async fn answer(&mut self, option: u32, kind: u32, data: &[u8]) -> io::Result<()> {
+        let header = wire::OptionReply {
+            magic: wire::OPTION_REPLY_MAGIC.into(),
+            option: option.into(),
+            kind: kind.into(),
+            len: wire::length(data).into(),
+        };
+        self.stream.write_all(header.as_bytes()).await?;
+        self.stream.write_all(data).await?;
+        self.stream.flush().await
+    }
+
+    async fn refuse(&mut self, option: u32, kind: u32, why: &str) -> io::Result<Next> {
+        let why = why.get(..why.len().min(wire::STRING_MAX)).unwrap_or_default();
+        self.answer(option, kind, why.as_bytes()).await.map(|()| Next::Negotiate)
+    }
+
+    /// Lists all VDIs. A client whose token is behind the name of an export has none to show here.
+    async fn list(&mut self, daemon: &Daemon) -> io::Result<Next> {
+        let option = wire::OPT_LIST;
+        if let Admission::ByToken { .. } = self.admission {
+            let why = "a list needs a token, which an NBD client can only give with the name of an export";
+            return self.refuse(option, wire::REP_ERR_POLICY, why).await;
+        }
+        let vdis = match daemon.catalogue.read_for_client(|view| view.vdis(None)).await {
+            Ok(vdis) => vdis,
+            Err(problem) => return self.refuse(option, wire::REP_ERR_POLICY, &problem.detail).await,
+        };
+        for vdi in vdis {
+            let name = vdi.uuid.to_string();
+            let data = [&wire::length(name.as_bytes()).to_be_bytes(), name.as_bytes(), vdi.name.as_str().as_bytes()];
+            self.answer(option, wire::REP_SERVER, &data.concat()).await?;
+        }
+        self.answer(option, wire::REP_ACK, &[]).await.map(|()| Next::Negotiate)
+    }
+
+    /// Sends an option that begins with the name of an export to its disk process, and that one's replies back.
+    async fn forward(&mut self, daemon: &Daemon, option: u32, data: &[u8]) -> io::Result<Next> {
+        let Some((name, rest)) = split_name(data) else {
+            return self.refuse(option, wire::REP_ERR_INVALID, "the name of the export is cut off").await;
+        };
+        let process = match self.open(daemon, name).await {
+            Ok(export) => &mut export.process,
+            Err(problem) => {
+                let kind = if problem.code == Code::NotFound { wire::REP_ERR_UNKNOWN } else { wire::REP_ERR_POLICY };
+                let advice = problem.advice.as_deref().map(|advice| format!("; {advice}")).unwrap_or_default();
+                return self.refuse(option, kind, &format!("{}{advice}", problem.detail)).await;
+            }
+        };
+        // The process has one export, which has the empty name too.
+        send_option(process, option, &[&0_u32.to_be_bytes(), rest].concat()).await?;
+        loop {
+            let Some(export) = &mut self.export else { return Err(broken("there is no export")) };
+            let (kind, data) = receive_reply(&mut export.process, option).await?;
+            self.answer(option, kind, &data).await?;
+            match kind {
+                wire::REP_ACK if option == wire::OPT_GO => return Ok(Next::Transmit),
+                wire::REP_ACK => return Ok(Next::Negotiate),
+                kind if kind & (1 << 31) != 0 => return Ok(Next::Negotiate),
+                _ => {}
+            }
+        }
+    }
+
+    /// The export of this name, which is opened unless it is the last one that was named.
+    async fn open(&mut self, daemon: &Daemon, name: &[u8]) -> Result<&mut Export, Problem> {
+        if self.export.as_ref().is_some_and(|export| export.name != name) {
+            self.export = None;
+        }
+        let export = match self.export.take() {
+            Some(export) => export,
+            None => {
+                let text = std::str::from_utf8(name)
+                    .map_err(|_| Problem::new(Code::NotFound, "the name of the export is not UTF-8"))?;
+                let (caller, text) = self.caller(daemon, text)?;
+                let vdi = find(daemon, text.to_owned()).await?;
+                must_operate_vdi(daemon, &caller, vdi).await?;
+                let reader = Reader::open(daemon, vdi).await?;
+                let failed = |error| Problem::failed(format_args!("connect to the disk process of VDI {vdi}"), error);
+                let process = connect(&reader, self.flags, &self.shapes).await.map_err(failed)?;
+                Export { name: name.to_owned(), caller, process, _reader: reader }
+            }
+        };
+        Ok(self.export.insert(export))
+    }
+
+    /// The caller, and the name of the export without the token.
+    fn caller<'a>(&self, daemon: &Daemon, name: &'a str) -> Result<(Caller, &'a str), Problem> {
+        let (name, token) = match name.rsplit_once(TOKEN) {
+            Some((name, token)) => (name, Some(token)),
+            None => (name, None),
+        };
+        let unauthorized = |what: &str| {
+            Problem::new(Code::Unauthorized, what).advise("name the export NAME?token=TOKEN, or UUID?token=TOKEN")
+        };
+        match (&self.admission, token) {
+            (Admission::Granted(caller), _) => Ok((caller.clone(), name)),
+            (Admission::ByToken { .. }, None) => Err(unauthorized("over TCP, the name of an export needs a token")),
+            (Admission::ByToken { .. }, Some(token)) => {
+                let secret: Secret =
+                    token.parse().map_err(|_| unauthorized("there is no taplined token behind the name"))?;
+                Ok((Caller::Token(daemon.tokens.grant(&secret)?), name))
+            }
+        }
+    }
+
+    /// Forwards requests and replies until one side disconnects or the token ends.
+    async fn transmit(self) -> io::Result<()> {
+        let Client { mut stream, admission, export, .. } = self;
+        let Some(Export { caller, mut process, _reader, .. }) = export else { return Ok(()) };
+        // It has proven who it is.
+        drop(admission);
+        tokio::select! {
+            ended = tokio::io::copy_bidirectional_with_sizes(&mut stream, &mut process, PIECE, PIECE) => ended.map(drop),
+            () = caller.ended() => Ok(()),
+        }
+    }
+}
+
+/// The VDI of this UUID or name.
+async fn find(daemon: &Daemon, name: String) -> Result<Uuid, Problem> {
+    let found = move |view: &View<'_>| {
+        let missing = || Problem::new(Code::NotFound, format!("there is no VDI '{}'", api::visible(&name)));
+        if let Ok(uuid) = name.parse::<Uuid>() {
+            return Ok(view.find_vdi(uuid)?.ok_or_else(missing)?.uuid);
+        }
+        let named = view.vdis(None)?.into_iter().filter(|vdi| vdi.name.as_str() == name).map(|vdi| vdi.uuid);
+        match named.collect::<Vec<_>>()[..] {
+            [] => Err(missing().advise("give the UUID or the name of a VDI: tapline vdi list")),
+            [vdi] => Ok(vdi),
+            [one, other, ..] => {
+                let what = format!("several VDIs have the name '{name}', among them {one} and {other}");
+                Err(Problem::new(Code::NotFound, what).advise("give the UUID"))
+            }
+        }
+    };
+    daemon.catalogue.read_for_client(found).await
+}
+
+/// Connects to a disk process, and negotiates there what the client has negotiated here.
+async fn connect(reader: &Reader, flags: u32, shapes: &[u32]) -> io::Result<UnixStream> {
+    let mut process = UnixStream::connect(&reader.socket).await?;
+    let mut greeting = [0; size_of::<wire::Greeting>()];
+    process.read_exact(&mut greeting).await?;
+    process.write_all(&flags.to_be_bytes()).await?;
+    for option in shapes {
+        send_option(&mut process, *option, &[]).await?;
+        if receive_reply(&mut process, *option).await?.0 != wire::REP_ACK {
+            return Err(broken("the disk process does not have the shape of replies that the daemon has promised"));
+        }
+    }
+    Ok(process)
+}
+
+async fn send_option(process: &mut UnixStream, option: u32, data: &[u8]) -> io::Result<()> {
+    let header =
+        OptionHeader { magic: wire::OPTION_MAGIC.into(), option: option.into(), len: wire::length(data).into() };
+    process.write_all(&[header.as_bytes(), data].concat()).await
+}
+
+/// Receives a reply of a disk process to an option: its kind and its data.
+async fn receive_reply(process: &mut UnixStream, option: u32) -> io::Result<(u32, Vec<u8>)> {
+    let mut header = [0; size_of::<wire::OptionReply>()];
+    process.read_exact(&mut header).await?;
+    let header = wire::OptionReply::read_from_bytes(&header).map_err(|_| broken("a reply has no header"))?;
+    if header.magic != wire::OPTION_REPLY_MAGIC || header.option != option || header.len > DATA_MAX {
+        return Err(broken("the disk process replies to another option, or at length"));
+    }
+    let mut data = vec![0; header.len.get() as usize];
+    process.read_exact(&mut data).await?;
+    Ok((header.kind.get(), data))
+}
+
+/// Splits the data of an option into the name of an export, behind its length, and the rest.
+fn split_name(data: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (len, rest) = data.split_first_chunk()?;
+    rest.split_at_checked(usize::try_from(u32::from_be_bytes(*len)).ok()?)
+}
+
+fn broken(what: &'static str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, what)
+}

@@ -6,6 +6,7 @@
 //! - the same holds for each chain that shares layers with the disk's;
 //! - every sector reads as something legal (in one of [`WHOLE`] states every sector of the disk, in the others those
 //!   around everything that was ever written);
+//! - the maps of changed blocks name what they must (`crate::changes`);
 //! - in one of [`AGAIN`] states, the same holds throughout a second life that begins there, and after its power losses.
 //!
 //! States: all combinations of contents for the sectors that are not durable, if they are few; otherwise none, all,
@@ -19,6 +20,7 @@ use std::ops::Range;
 use disk::FileId;
 use rustc_hash::FxHashSet;
 
+use crate::changes::{Names, Tracked};
 use crate::file::Fate;
 use crate::io::Visible;
 use crate::link;
@@ -150,8 +152,12 @@ impl Explorer {
     /// Examines the states in which a power loss at this time may leave the files.
     pub fn event(&mut self, scene: Scene<'_>, sight: &Sight<'_>) -> Result<(), Violation> {
         let beside = sight.siblings.iter().map(|sibling| &sibling.chain);
-        let wreck = Wreck::new(sight.io, &files_of(sight.chains.iter().chain(beside)));
+        let mut files = files_of(sight.chains.iter().chain(beside));
+        files.extend(sight.tracked.iter().map(|map| map.file));
+        let wreck = Wreck::new(sight.io, &files);
         let legal = sight.oracle.after_crash();
+        let current = sight.tracked.iter().find(|map| map.is_current());
+        let began = current.map(Tracked::began);
         let legal_digest = mix(legal.digest() ^ scene_digest(scene, sight));
         if !self.seen.insert(mix(wreck.digest() ^ legal_digest)) {
             return Ok(());
@@ -173,7 +179,11 @@ impl Explorer {
                             recover(&scene.setup.subject, left, windows, &mut |at, words| legal.check(at, words));
                         read.map_err(|violation| Violation::Sibling(Box::new(violation)))?;
                     }
-                    self.state(scene, &starts_of(sight, &found), &legal, windows, digest)?;
+                    let map = current_map(scene, sight, &found)?;
+                    let names = map.zip(began.as_ref()).map(|(map, began)| Names { map, began });
+                    let left = current.filter(|_| names.is_some()).and_then(|map| left_of_map(map, &found));
+                    let expected = Expected { legal: &legal, names, map: left };
+                    self.state(scene, &starts_of(sight, &found), &expected, windows, digest)?;
                 }
             }
             Ok(())
@@ -232,7 +242,7 @@ impl Explorer {
         &mut self,
         scene: Scene<'_>,
         chains: &[Start],
-        legal: &Legal<'_>,
+        expected: &Expected<'_>,
         windows: &[Range<u64>],
         digest: u64,
     ) -> Result<(), Violation> {
@@ -244,14 +254,14 @@ impl Explorer {
         let whole = if scene.setup.subject.kind.theme() == Theme::Chain { WHOLE_CHAIN } else { WHOLE };
         check_chains(chains.iter().map(|chain| {
             if again || digest % whole == 0 {
-                let base = self.state_throughout(scene, chain, legal)?;
+                let base = self.state_throughout(scene, chain, expected)?;
                 if again {
-                    self.second_life(scene, Start { base, ..chain.clone() }, digest)?;
+                    let map = expected.map.clone();
+                    self.second_life(scene, Start { base, map, ..chain.clone() }, digest)?;
                 }
                 return Ok(());
             }
-            let mut judge = |sector, word| legal.check(sector, word);
-            recover(&scene.setup.subject, chain.clone(), windows, &mut judge)
+            expected.recover(&scene.setup.subject, chain.clone(), windows, &mut |_, _| {})
         }))
     }
 
@@ -260,7 +270,7 @@ impl Explorer {
         &mut self,
         scene: Scene<'_>,
         chain: &Start,
-        legal: &Legal<'_>,
+        expected: &Expected<'_>,
     ) -> Result<BTreeMap<u64, Words>, Violation> {
         // Opening detects most damage, so this rarely finds more.
         let mut files = chain.files.clone();
@@ -269,11 +279,10 @@ impl Explorer {
         }
         let everything = everything(scene.setup.subject.kind);
         let mut base = BTreeMap::new();
-        recover(&scene.setup.subject, chain.clone(), &everything, &mut |sector, word| {
+        expected.recover(&scene.setup.subject, chain.clone(), &everything, &mut |sector, word| {
             if word != Words::ZERO {
                 base.insert(sector, word);
             }
-            legal.check(sector, word)
         })?;
         Ok(base)
     }
@@ -297,6 +306,56 @@ impl Explorer {
         (self.all_up_to, self.at_random) = limits;
         result.map(|_| ())
     }
+}
+
+/// What a power loss may leave.
+struct Expected<'a> {
+    legal: &'a Legal<'a>,
+    /// The map of changed blocks that it has left, if there is one.
+    names: Option<Names<'a>>,
+    /// The same, to be continued.
+    map: Option<(Media, Tracked)>,
+}
+
+impl Expected<'_> {
+    /// Opens the chain, compares its content, and passes that to `each`.
+    fn recover(
+        &self,
+        subject: &Subject,
+        start: Start,
+        windows: &[Range<u64>],
+        each: &mut dyn FnMut(u64, Words),
+    ) -> Result<(), Violation> {
+        let mut unnamed = None;
+        recover(subject, start, windows, &mut |sector, words| {
+            each(sector, words);
+            if self.names.as_ref().is_some_and(|names| names.misses(sector, words)) {
+                unnamed.get_or_insert(sector);
+            }
+            self.legal.check(sector, words)
+        })?;
+        unnamed.map_or(Ok(()), |sector| Err(Violation::Unnamed(sector)))
+    }
+}
+
+/// Checks what is left of the maps by themselves. Returns the one in use, if it is not refused.
+fn current_map(
+    scene: Scene<'_>,
+    sight: &Sight<'_>,
+    found: &[(FileId, Media)],
+) -> Result<Option<disk::changes::ChangeMap>, Violation> {
+    let mut current = None;
+    for map in sight.tracked {
+        let Some((_, media)) = found.iter().find(|(file, _)| *file == map.file) else { continue };
+        let left = map.check(media, scene.setup.bug, sight.io.fault_happened())?;
+        current = if map.is_current() { left } else { current };
+    }
+    Ok(current)
+}
+
+fn left_of_map(map: &Tracked, found: &[(FileId, Media)]) -> Option<(Media, Tracked)> {
+    let (_, media) = found.iter().find(|(file, _)| *file == map.file)?;
+    Some((media.clone(), map.clone()))
 }
 
 /// One of the chains must be consistent, and all consistent ones must have legal contents.
@@ -349,6 +408,7 @@ fn left_of(chain: &[FileId], forms: &[Form], found: &[(FileId, Media)]) -> Start
         files: chain.iter().filter_map(media).collect(),
         forms: chain.iter().filter_map(form).collect(),
         base: BTreeMap::new(),
+        map: None,
     }
 }
 
@@ -361,7 +421,8 @@ fn scene_digest(scene: Scene<'_>, sight: &Sight<'_>) -> u64 {
     let beside = sight.siblings.iter().fold(0, |sum, sibling| mix(!sum ^ sibling.digest()));
     let chains = sight.chains.iter().fold(beside, chain);
     let storage = ((unit - SECTOR) << 8) ^ (stale(tail) << 1) ^ (stale(told) << 2) ^ (u64::from(small) << 3);
-    mix(kind ^ chains ^ storage ^ u64::from(scene.first_life))
+    let tracked = sight.tracked.iter().fold(0, |sum, map| mix(!sum ^ map.digest()));
+    mix(kind ^ chains ^ storage ^ tracked ^ u64::from(scene.first_life))
 }
 
 /// Calls `look` with the fates of all states to examine.

@@ -9,6 +9,7 @@
 
 mod around;
 mod aside;
+mod changes;
 mod made;
 mod new_file;
 mod opening;
@@ -22,16 +23,20 @@ use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 
-use disk::{Access, Disk, DiskOffset, FileId, Image, Operation, Options, RedoLog, Request, Span, Status, Token};
+use disk::{
+    Access, Action, Disk, DiskOffset, FileDone, FileId, Image, Operation, Options, RedoLog, Request, Span, Status,
+    Token,
+};
 use memory::Segments;
 
+use crate::changes::Tracked;
 use crate::io::{SimIo, Visible};
 use crate::link;
 use crate::logs::Logs;
 use crate::media::Media;
 use crate::oracle::{Content, Oracle, Time, WriteToken, parts_of};
 use crate::planted::Planted;
-use crate::saboteur::{Plot, SabotagedIo, Saboteur};
+use crate::saboteur::{ANSWERED, Plot, SabotagedIo, Saboteur};
 use crate::schedule::{Pace, Schedule};
 use crate::sector::{PART, PARTS, SECTOR, Word, words_of};
 use crate::sibling::Sibling;
@@ -78,11 +83,14 @@ pub struct Setup {
     /// Whether the disk's limits are as low as possible: no memory for its map, one fill at a time, and a round as soon
     /// as two metadata blocks have changed.
     pub tight: bool,
+    /// How many regions of a map of changed blocks may have an intent; `None`: there is no map.
+    pub intents: Option<usize>,
 }
 
 impl Setup {
     fn options(&self) -> Options {
-        let roomy = Options { requests: self.depth, ..Options::default() };
+        let intents = self.intents.unwrap_or_default();
+        let roomy = Options { requests: self.depth, intents, ..Options::default() };
         if self.tight { Options { dirty_max: 1, map_bytes: 0, trim_bytes: 0, flight_bytes: 0, ..roomy } } else { roomy }
     }
 }
@@ -147,6 +155,10 @@ struct Run {
     is_small: bool,
     /// Whether the disk is made to drop its caches.
     forgets: bool,
+    /// The maps of changed blocks.
+    tracked: Vec<Tracked>,
+    /// Whether the first of them was begun by another process.
+    continued: bool,
 }
 
 /// The state of a life, as seen by the callback after an event.
@@ -164,6 +176,8 @@ pub struct Sight<'a> {
     pub oracle: &'a Oracle,
     /// The redo logs, which outlive the process.
     pub logs: &'a Logs,
+    /// The maps of changed blocks.
+    pub tracked: &'a [Tracked],
 }
 
 /// Called after every event.
@@ -238,7 +252,10 @@ impl Run {
         io.shape(setup.subject.shape);
         let chain = (0..).map(FileId).zip(&start.forms).map(|(file, _)| file).collect();
         let (logs, oracle) = (Logs::new(setup.log, setup.bug, setup.first), Oracle::new(start.base.clone()));
-        Run::on(setup, io, (logs, Opening::ALONE), start.forms.clone(), oracle, vec![chain])
+        let mut run = Run::on(setup, io, (logs, Opening::ALONE), start.forms.clone(), oracle, vec![chain])?;
+        run.continued = start.map.is_some();
+        run.begin_map(start.map.clone())?;
+        Ok(run)
     }
 
     /// A run with a disk on the first of these chains, leaf first.
@@ -305,12 +322,14 @@ impl Run {
             operations: 0,
             is_small: setup.subject.device != Device::Roomy,
             forgets: false,
+            tracked: Vec::new(),
+            continued: true,
         })
     }
 
     fn sight(&self) -> Sight<'_> {
-        let Run { io, forms, chains, siblings, oracle, logs, .. } = self;
-        Sight { io, forms, chains, siblings, oracle, logs }
+        let Run { io, forms, chains, siblings, oracle, logs, tracked, .. } = self;
+        Sight { io, forms, chains, siblings, oracle, logs, tracked }
     }
 
     fn can_begin_op(&self, op: Op, depth: usize) -> bool {
@@ -349,6 +368,7 @@ impl Run {
         };
         if let Some(content) = content {
             self.oracle.submit_parts(WriteToken(number), submitted, parts.range(), content);
+            self.touch(op.sectors().range());
         }
         self.in_flight.insert(number, InFlight { op, operation, submitted, broken: self.io.sync_failed() });
         if matches!(op, Op::Patch(..)) && self.writes_around(number, parts, &memory, op.is_durable()) {
@@ -368,8 +388,13 @@ impl Run {
         if self.operations % EXPIRES == 0 {
             self.disk.expire_stamps();
         }
-        let ended = self.io.finish(which);
+        let mut ended = self.io.finish(which);
+        ended.retain(|done| done.op.id != ANSWERED);
         let ended: Vec<_> = ended.into_iter().filter_map(|done| self.settle_aside(done)).collect();
+        let fails_map = |done: &FileDone| done.result.is_err() && self.plot.borrow().maps.contains(&done.op.file);
+        if ended.iter().any(|done| fails_map(done) && matches!(done.op.action, Action::SyncData)) {
+            self.io.excuse_failed_sync();
+        }
         let mut io = SabotagedIo { io: &mut self.io, plot: &self.plot };
         ended.into_iter().for_each(|done| self.disk.settle(done, &mut io));
         self.disk.retry(&mut io);
@@ -397,6 +422,7 @@ impl Run {
     }
 
     fn answers(&mut self) -> Result<(), Violation> {
+        self.watch_map()?;
         while let Some((request, status)) = self.disk.answer() {
             let memory = request.asked_memory();
             let Token(number) = request.retire();
@@ -466,6 +492,7 @@ impl Run {
             return Err(Violation::Unanswered(self.in_flight.len()));
         }
         self.read_all_back(workload)?;
+        self.close_map()?;
         let Run { io, disk, operations, chains, .. } = self;
         drop(ManuallyDrop::into_inner(disk));
         let files = chains.first().map(|chain| io.contents(chain)).unwrap_or_default();

@@ -57,17 +57,25 @@ impl Changes {
 }
 
 impl<F: Format> Disk<F> {
-    /// Records from now on in `map`, which is in `file`, which blocks change. The number of the file is no layer's. A
-    /// new map begins with what the disk shows now: all of that must be durable ([`Disk::is_clean`]), or a power loss
-    /// could undo what nobody has named. Others go on where their last process stopped, and must be set before the
-    /// first request. Only while nothing is in flight.
+    /// Records from now on in a new map, which is in `file`, which blocks change. The number of the file is no layer's.
+    /// The map begins with what the disk shows now: all of that must be durable ([`Disk::is_clean`]), or a power loss
+    /// could undo what nobody has named. Only while nothing is in flight.
+    pub fn begin_tracking(&mut self, file: FileId, map: ChangeMap) -> Result<(), ImageError> {
+        if !map.is_new() {
+            return Err(unsupported("the map of changed blocks is not new: it can be continued only"));
+        }
+        if !self.is_clean() {
+            return Err(unsupported("a new map of changed blocks cannot begin while not everything is durable"));
+        }
+        self.track(file, map)
+    }
+
+    /// Goes on with the map of the last process that has written to the disk. Before the first request: what is not
+    /// recorded is not named.
     pub fn track(&mut self, file: FileId, map: ChangeMap) -> Result<(), ImageError> {
         self.check_map(file, &map)?;
         if self.changes.current.is_some() {
             return Err(unsupported("the disk has a map of changed blocks already"));
-        }
-        if map.is_new() && !self.is_clean() {
-            return Err(unsupported("a new map of changed blocks cannot begin while not everything is durable"));
         }
         self.set_map(file, map);
         Ok(())

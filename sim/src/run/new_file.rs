@@ -125,6 +125,7 @@ impl Run {
     pub(super) fn push_leaf(&mut self, verb: &ActiveVerb, subject: &Subject) -> Result<(), Violation> {
         let NewFile { file, is_named_durably, .. } = *verb.new_file();
         let old = self.chains.swap_remove(0);
+        let below = old.clone();
         if self.bug == Some(Planted::SnapshotWithoutRound) {
             self.plot.borrow_mut().deaf = old.first().copied();
         }
@@ -135,7 +136,8 @@ impl Run {
         }
         let (leaf, log) = self.open(file, 0, subject)?;
         self.disk.push_leaf(file, leaf).map_err(refused)?;
-        self.disk.set_log(file, log).map_err(refused)
+        self.disk.set_log(file, log).map_err(refused)?;
+        if verb.asked == Step::Snapshot { self.switch_map(&below, subject) } else { Ok(()) }
     }
 
     /// Changes the guest's content to that of the layer. The old chain keeps its content.

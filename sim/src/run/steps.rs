@@ -42,6 +42,8 @@ pub(super) struct ActiveVerb {
 pub(super) enum Phase {
     /// Not begun.
     Due,
+    /// The map of changed blocks is being extended, before anything else.
+    Extending,
     /// Requests are held until those in flight have ended.
     Draining,
     /// A round is in progress.
@@ -173,6 +175,7 @@ impl Run {
             (Phase::Syncing, Some(plan::Step::AwaitClosed)) => self.are_closed() || !self.disk.is_syncing(),
             (Phase::Due | Phase::Flushed(_), _) => true,
             (Phase::CopyingUp(left, _), _) => *left == 0,
+            (Phase::Extending, _) => self.disk.is_map_settled(),
             (Phase::Draining | Phase::Ending, _) => self.disk.is_quiet(),
             (Phase::Syncing, _) => !self.disk.is_syncing() && self.disk.is_quiet(),
             (Phase::Forgetting(_, aside), _) => !aside.is_syncing() && aside.is_quiet(),
@@ -207,6 +210,9 @@ impl Run {
         use plan::Step::*;
         match step {
             Hold => return Ok(self.hold(&mut verb.phase, false)),
+            HoldDurable if verb.asked == Step::Grow && !self.has_extended_map(&mut verb.phase, subject)? => {
+                return Ok(Ended::NotYet);
+            }
             HoldDurable => return Ok(self.hold(&mut verb.phase, true)),
             MakeDurable => return Ok(self.make_durable(&mut verb.phase)),
             AwaitClosed => return Ok(self.await_closed(&mut verb.phase)),
@@ -221,8 +227,12 @@ impl Run {
             RemoveNew => self.remove_new(verb),
             RemoveSources => self.chains.truncate(1),
             // The disk is given the file when that becomes its leaf.
-            OpenChild => {}
-            PopTo { depth } => self.pop_to(depth)?,
+            OpenChild => self.switch_map_early()?,
+            PopTo { depth } => {
+                // What the disk shows then was not recorded.
+                self.abandon_map()?;
+                self.pop_to(depth)?;
+            }
             SyncParents => self.sync_parents(verb, subject)?,
             Release => self.disk.resume(&mut SabotagedIo { io: &mut self.io, plot: &self.plot }),
             PushLeaf => self.push_leaf(verb, subject)?,

@@ -7,7 +7,7 @@
 //! - a sector whose content was not legal when the map was started is named;
 //! - the map of an interval that has ended with a snapshot names what the snapshot shows;
 //! - what is named was touched by a request, or lies in a region in which something was; no more regions count as
-//!   changed throughout than may have an intent.
+//!   changed throughout than may have an intent, and half as many while some give theirs up.
 
 use std::ops::Range;
 
@@ -63,6 +63,13 @@ impl Tracked {
         }
     }
 
+    /// The disk goes on with what is left of it. If some is rubbish, everything may be named.
+    pub fn go_on(&mut self, map: &ChangeMap) {
+        if map.damaged() > 0 {
+            self.touch(0..u64::MAX);
+        }
+    }
+
     /// Whether its interval lasts.
     pub fn is_current(&self) -> bool {
         self.ended.is_none()
@@ -98,7 +105,9 @@ impl Tracked {
             let near = |range: &&Range<u64>| range.start / SECTORS <= region && region <= (range.end - 1) / SECTORS;
             self.touched.iter().any(|range| near(&range))
         };
-        let too_many = map.suspects() > u64::try_from(self.intents).unwrap_or(u64::MAX);
+        // A batch writes pages with new intents and others without old ones, in any order.
+        let intents_max = self.intents + self.intents / 2;
+        let too_many = map.suspects() > u64::try_from(intents_max).unwrap_or(u64::MAX);
         let unexplained = sectors.find(|sector| !is_explained(sector) || too_many);
         drop(sectors);
         match unexplained {

@@ -159,6 +159,8 @@ struct Run {
     tracked: Vec<Tracked>,
     /// Whether the first of them was begun by another process.
     continued: bool,
+    /// Whether a planted bug has begun the next map already.
+    switched_early: bool,
 }
 
 /// The state of a life, as seen by the callback after an event.
@@ -324,6 +326,7 @@ impl Run {
             forgets: false,
             tracked: Vec::new(),
             continued: true,
+            switched_early: false,
         })
     }
 

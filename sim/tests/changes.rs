@@ -10,17 +10,14 @@ use sim::schedule::Pace;
 use sim::subject::{Kind, Subject};
 
 /// Requests of all kinds in more regions than may have intents, so that these are given up and wanted again.
-const REGIONS: &str = "w0+2 w1024+1 w2048+2 f w3+1 d0+128 z70+4 w2300+1 p1+2 W1030+1 w0+4 f";
+const REGIONS: &str = "w0+2 w1024+1 w2048+2 d0+128 z70+4 p1+2 f W1030+1";
 
 #[test]
 fn a_map_names_what_has_changed_whatever_a_power_loss_leaves() {
-    let kinds = [Kind::Raw, Kind::Dynamic, Kind::UsedChild, Kind::UsedQcow2];
-    for kind in kinds {
+    for kind in [Kind::Raw, Kind::UsedChild] {
         for pace in Pace::ALL {
-            for intents in [2, 1024] {
-                let subject = Subject::new(kind, Unwritten::Stale);
-                assert_sound_with(subject, REGIONS, pace, |setup| setup.intents = Some(intents));
-            }
+            let subject = Subject::new(kind, Unwritten::Stale);
+            assert_sound_with(subject, REGIONS, pace, |setup| setup.intents = Some(2));
         }
     }
 }
@@ -28,17 +25,14 @@ fn a_map_names_what_has_changed_whatever_a_power_loss_leaves() {
 #[test]
 fn a_map_is_extended_before_its_disk_and_switched_with_its_leaf() {
     let texts = [
-        (Kind::GrowingRaw, "w0+2 grow W2557+2 w263166+2 f w3+1"),
-        (Kind::Qcow2, "w0+2 grow W2557+2 w263166+2 f w3+1"),
-        (Kind::Qcow2OnQcow2, "w0+2 snapshot w1+2 w2000+1 f snapshot w4000+1 merge w0+1 f"),
-        (Kind::VhdOnVhd, "w0+2 snapshot w1+2 w2000+1 grow f w4605+2 snapshot w4000+1 f"),
+        (Kind::GrowingRaw, "w0+2 grow W2557+2 f"),
+        (Kind::Qcow2, "w0+2 grow W2557+2 f"),
+        (Kind::Qcow2OnQcow2, "w0+2 snapshot w1+2 f snapshot w4000+1 f"),
         (Kind::VhdOnVhd, "w0+2 snapshot w1+1 revert w2+1 f"),
     ];
     for (kind, text) in texts {
-        for pace in Pace::ALL {
-            for tail in [Unwritten::Zeroes, Unwritten::Stale] {
-                assert_sound_with(Subject::new(kind, tail), text, pace, |setup| setup.intents = Some(2));
-            }
+        for pace in [Pace::Serial, Pace::Eager] {
+            assert_sound_with(Subject::new(kind, Unwritten::Stale), text, pace, |setup| setup.intents = Some(2));
         }
     }
 }
@@ -46,7 +40,7 @@ fn a_map_is_extended_before_its_disk_and_switched_with_its_leaf() {
 #[test]
 fn a_guest_does_not_notice_that_its_map_cannot_be_written() {
     for kind in [FaultKind::Failed, FaultKind::NoSpace, FaultKind::Full] {
-        for nth in 1..24 {
+        for nth in 1..16 {
             let subject = Subject::new(Kind::Raw, Unwritten::Zeroes);
             let fault = Some(Fault { kind, nth });
             assert_sound_with(subject, "w0+2 w1024+1 f w2048+2 w3+1 f", Pace::Eager, |setup| {
@@ -57,9 +51,9 @@ fn a_guest_does_not_notice_that_its_map_cannot_be_written() {
 }
 
 #[test]
-fn random_workloads_with_maps_are_sound() {
+fn random_workloads_are_sound() {
     let subjects: Vec<Subject> = ["raw", "vhd", "qcow2", "chain"].into_iter().flat_map(subjects_of).collect();
-    assert_nothing_found(explore::random(&subjects, search::seeds(1200), 24, 2, &|_, _| true));
+    assert_nothing_found(explore::random(&subjects, search::seeds(150), 16, 2, &|_, _| true));
 }
 
 #[test]
@@ -68,7 +62,8 @@ fn planted_bugs_of_maps_are_found() {
     use sim::planted::Planted;
     for bug in Planted::all().filter(|bug| bug.is_about_changes()) {
         let outcome = explore::hunt(bug, 100_000);
-        println!("{bug}: {:?} after {}", outcome.failure.as_ref().map(ToString::to_string), outcome.counts.states);
+        let shown = outcome.failure.as_ref().map(|failure| format!("{failure}: {}", failure.case));
+        println!("{bug}: {shown:?} after {}", outcome.counts.states);
         assert!(outcome.failure.is_some(), "{bug} is not found");
     }
 }

@@ -22,7 +22,7 @@ impl Run {
             return Ok(());
         }
         let is_new = left.is_none();
-        let (media, tracked) = match left {
+        let (media, mut tracked) = match left {
             Some(left) => left,
             None => {
                 let number = u8::try_from(self.forms.len()).unwrap_or(u8::MAX);
@@ -33,6 +33,7 @@ impl Run {
         };
         let file = self.add_map(&media);
         let map = changes::open(&media, self.bug).map_err(Violation::Map)?;
+        tracked.go_on(&map);
         let begun = if is_new { self.disk.begin_tracking(file, map) } else { self.disk.track(file, map) };
         begun.map_err(Violation::Map)?;
         self.tracked = vec![tracked.in_file(file)];
@@ -62,9 +63,12 @@ impl Run {
         }
         self.plot.borrow_mut().map_bug = self.bug;
         self.tracked = maps;
-        let Some(current) = self.tracked.iter().find(|map| map.is_current()) else { return Ok(()) };
+        let Some(current) = self.tracked.iter_mut().find(|map| map.is_current()) else { return Ok(()) };
         match changes::open(self.io.file(current.file).visible(), self.bug) {
-            Ok(map) => self.disk.track(current.file, map).map_err(Violation::Map),
+            Ok(map) => {
+                current.go_on(&map);
+                self.disk.track(current.file, map).map_err(Violation::Map)
+            }
             Err(_) if self.io.fault_happened() => {
                 self.tracked.clear();
                 Ok(())
@@ -114,8 +118,17 @@ impl Run {
         if self.bug != Some(Planted::SwitchedEarly) || !self.disk.is_quiet() || self.disk.tracked().is_none() {
             return Ok(());
         }
+        let Some(at) = self.tracked.iter().position(Tracked::is_current) else { return Ok(()) };
         self.disk.quiesce();
         self.new_map()?;
+        let mut ended = self.tracked.swap_remove(at);
+        ended.end(&[]);
+        // That the new map names too much is not what is to be found.
+        let file = self.disk.tracked().unwrap_or(ended.file);
+        let mut new = Tracked::new(file, self.oracle.answered(), self.setup.intents.unwrap_or_default());
+        new.touch(0..u64::MAX);
+        self.tracked = vec![new, ended];
+        self.switched_early = true;
         self.disk.resume(&mut SabotagedIo { io: &mut self.io, plot: &self.plot });
         Ok(())
     }
@@ -138,9 +151,11 @@ impl Run {
             return Ok(());
         }
         let shown = self.shown(old, subject)?;
-        if self.disk.tracked() == Some(self.tracked[at].file) {
-            self.new_map()?;
+        if let (true, [_, ended]) = (std::mem::take(&mut self.switched_early), self.tracked.as_mut_slice()) {
+            ended.end(&shown);
+            return Ok(());
         }
+        self.new_map()?;
         let Some(file) = self.disk.tracked() else { return Ok(()) };
         let mut ended = self.tracked.swap_remove(at);
         ended.end(&shown);

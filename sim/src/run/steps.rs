@@ -208,11 +208,13 @@ impl Run {
 
     fn carry_out(&mut self, step: plan::Step, verb: &mut ActiveVerb, subject: &Subject) -> Result<Ended, Violation> {
         use plan::Step::*;
+        // A file that is longer is a larger disk after a power loss already.
+        let grows = verb.asked == Step::Grow && matches!(step, Lengthen { .. } | HoldDurable);
+        if grows && !self.has_extended_map(&mut verb.phase, subject)? {
+            return Ok(Ended::NotYet);
+        }
         match step {
             Hold => return Ok(self.hold(&mut verb.phase, false)),
-            HoldDurable if verb.asked == Step::Grow && !self.has_extended_map(&mut verb.phase, subject)? => {
-                return Ok(Ended::NotYet);
-            }
             HoldDurable => return Ok(self.hold(&mut verb.phase, true)),
             MakeDurable => return Ok(self.make_durable(&mut verb.phase)),
             AwaitClosed => return Ok(self.await_closed(&mut verb.phase)),

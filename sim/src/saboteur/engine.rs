@@ -67,7 +67,7 @@ impl SabotagedIo<'_> {
                 self.io.push_hollow_sync(FileOp { action: Action::SyncData, ..op });
                 Ok(())
             }
-            (Some(bug), Action::Write { at, from }) if is_held(bug, at) => {
+            (Some(bug), Action::Write { at, from }) if is_held(bug, at, &from) => {
                 let late = FileOp { id: ANSWERED, file: op.file, action: Action::Write { at, from } };
                 self.plot.borrow_mut().held.push(late);
                 self.io.push_hollow_sync(FileOp { action: Action::SyncData, ..op });
@@ -85,10 +85,10 @@ impl SabotagedIo<'_> {
 }
 
 /// Whether the bug answers a write of a map before it is done.
-fn is_held(bug: Planted, at: FileOffset) -> bool {
+fn is_held(bug: Planted, at: FileOffset, from: &Segments) -> bool {
     match bug {
         Planted::IntentAfterData => !pages::is_header(at),
-        Planted::MapResizedLate => pages::is_header(at),
+        Planted::MapResizedLate => pages::is_size(at, &from.to_vec()),
         _ => false,
     }
 }

@@ -16,6 +16,9 @@ const CHANGED: usize = 32;
 const ID_IN_HEADER: std::ops::Range<usize> = 24..40;
 /// Offset of the size of the disk in a header, in sectors of which a page has this many.
 const LEN_IN_HEADER: std::ops::Range<usize> = 56..64;
+/// Offset of the flags in a header, and the one that says that changes are missing.
+const FLAGS_IN_HEADER: usize = 68;
+const INVALID: u8 = 2;
 const BYTES_OF_PAGE: u64 = 60 * 64 * 512;
 
 /// Removes all intents, as if the map had been closed.
@@ -85,6 +88,11 @@ fn seal(page: &mut [u8]) {
     let step = |crc: u32, _| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
     let crc = !page.iter().fold(u32::MAX, |crc, &byte| (0..8).fold(crc ^ u32::from(byte), step));
     page[CHECKSUM].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// Whether a write of a map is a header that says how large the disk is, and not that changes are missing.
+pub fn is_size(at: FileOffset, bytes: &[u8]) -> bool {
+    is_header(at) && bytes.get(FLAGS_IN_HEADER).is_some_and(|flags| *flags & INVALID == 0)
 }
 
 /// Whether a write of a map goes to a header.

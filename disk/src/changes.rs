@@ -102,7 +102,7 @@ impl ChangeMap {
         Ok(ChangeMap { spec, sequence: FIRST, flags: 0, changed, suspects: 0, damaged: 0, stale: Vec::new() })
     }
 
-    /// Reads a map. Refuses what is none, one of another version, and one that misses changes.
+    /// Reads a map. Refuses another file, another version, and a map that misses changes.
     pub fn open(source: &mut dyn Source) -> Result<ChangeMap, ImageError> {
         let header = newest_header(source)?;
         let (spec, flags) = (spec_of(&header), header.flags.get());

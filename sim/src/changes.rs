@@ -17,6 +17,7 @@ use disk::{DiskOffset, FileId, FileOffset};
 use crate::media::{Media, Unwritten};
 use crate::oracle::{Legal, Oracle};
 use crate::planted::Planted;
+use crate::random::Random;
 use crate::run::Violation;
 use crate::saboteur::pages;
 use crate::sector::{SECTOR, Words, mix};
@@ -150,6 +151,14 @@ impl Names<'_> {
     /// Whether a sector with this content should be named and is not.
     pub fn misses(&self, sector: u64, words: Words) -> bool {
         !names(&self.map, sector) && self.began.check(sector, words).is_err()
+    }
+}
+
+/// How many intents the map of a disk may have; one in two disks has none. Few, or more than there are regions.
+pub fn intents_at_random(bug: Option<Planted>, random: &mut Random) -> Option<usize> {
+    match bug {
+        None => (random.below(2) == 0).then(|| [2, 1024][random.index(2)]),
+        Some(bug) => bug.is_about_changes().then_some(2),
     }
 }
 

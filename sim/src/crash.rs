@@ -14,6 +14,8 @@
 //! each with sectors of guest data that were being written replaced by rubbish. A state seen before with the same legal
 //! contents is skipped.
 
+mod expected;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -37,6 +39,7 @@ use crate::subject::{Device, Form, Kind, Start, Subject, damage};
 use crate::theme::{BLOCK, Theme};
 use crate::workload;
 use crate::wreck::Wreck;
+use expected::{Expected, current_map, left_of_map};
 
 /// A second life begins in one of this many states.
 pub const AGAIN: u64 = 64;
@@ -306,56 +309,6 @@ impl Explorer {
         (self.all_up_to, self.at_random) = limits;
         result.map(|_| ())
     }
-}
-
-/// What a power loss may leave.
-struct Expected<'a> {
-    legal: &'a Legal<'a>,
-    /// The map of changed blocks that it has left, if there is one.
-    names: Option<Names<'a>>,
-    /// The same, to be continued.
-    map: Option<(Media, Tracked)>,
-}
-
-impl Expected<'_> {
-    /// Opens the chain, compares its content, and passes that to `each`.
-    fn recover(
-        &self,
-        subject: &Subject,
-        start: Start,
-        windows: &[Range<u64>],
-        each: &mut dyn FnMut(u64, Words),
-    ) -> Result<(), Violation> {
-        let mut unnamed = None;
-        recover(subject, start, windows, &mut |sector, words| {
-            each(sector, words);
-            if self.names.as_ref().is_some_and(|names| names.misses(sector, words)) {
-                unnamed.get_or_insert(sector);
-            }
-            self.legal.check(sector, words)
-        })?;
-        unnamed.map_or(Ok(()), |sector| Err(Violation::Unnamed(sector)))
-    }
-}
-
-/// Checks what is left of the maps by themselves. Returns the one in use, if it is not refused.
-fn current_map(
-    scene: Scene<'_>,
-    sight: &Sight<'_>,
-    found: &[(FileId, Media)],
-) -> Result<Option<disk::changes::ChangeMap>, Violation> {
-    let mut current = None;
-    for map in sight.tracked {
-        let Some((_, media)) = found.iter().find(|(file, _)| *file == map.file) else { continue };
-        let left = map.check(media, scene.setup.bug, sight.io.fault_happened())?;
-        current = if map.is_current() { left } else { current };
-    }
-    Ok(current)
-}
-
-fn left_of_map(map: &Tracked, found: &[(FileId, Media)]) -> Option<(Media, Tracked)> {
-    let (_, media) = found.iter().find(|(file, _)| *file == map.file)?;
-    Some((media.clone(), map.clone()))
 }
 
 /// One of the chains must be consistent, and all consistent ones must have legal contents.

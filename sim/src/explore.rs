@@ -365,12 +365,7 @@ pub fn seeded(subjects: &[Subject], seed: u64, ops: usize, bug: Option<Planted>)
     if random.below(4) == 0 && bug.is_none() {
         case.setup.subject = case.setup.subject.shaped_at_random(&mut random);
     }
-    // One in two disks has a map of changed blocks, with few intents or as many as it wants.
-    let tracks = random.below(2) == 0 && bug.is_none();
-    case.setup.intents = tracks.then(|| [2, MANY_INTENTS][random.index(2)]);
-    if bug.is_some_and(Planted::is_about_changes) {
-        case.setup.intents = Some(2);
-    }
+    case.setup.intents = crate::changes::intents_at_random(bug, &mut random);
     case
 }
 
@@ -414,9 +409,6 @@ pub fn hunt(bug: Planted, states_max: u64) -> Outcome {
     }
     Outcome { counts: explorer.counts, failure }
 }
-
-/// More intents than the disks have regions.
-const MANY_INTENTS: usize = 1024;
 
 /// Size in bytes of a redo log that the first change fills.
 const FULL: usize = 16;

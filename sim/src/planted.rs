@@ -188,8 +188,8 @@ pub enum Planted {
     TornPageBelieved,
     /// The map says that the disk has grown after the guest has used its new end.
     MapResizedLate,
-    /// The map of the next interval begins before requests are held for the snapshot.
-    SwitchedEarly,
+    /// The map of the next interval begins when requests were let go on the new leaf.
+    SwitchedLate,
 }
 
 /// The layers in which a bug is planted.
@@ -291,7 +291,7 @@ const NAMES: [(Planted, &str, &str); 88] = [
     (Planted::IntentsIgnored, "intents-ignored", "raw"),
     (Planted::TornPageBelieved, "torn-page-believed", "raw"),
     (Planted::MapResizedLate, "map-resized-late", "qcow2"),
-    (Planted::SwitchedEarly, "switched-early", "chain"),
+    (Planted::SwitchedLate, "switched-late", "chain"),
 ];
 
 impl Planted {
@@ -325,7 +325,7 @@ impl Planted {
         match self {
             Planted::IntentAfterData | Planted::IntentNotSynced | Planted::BitsLostWithIntent => true,
             Planted::IntentsIgnored | Planted::TornPageBelieved => true,
-            Planted::MapResizedLate | Planted::SwitchedEarly => true,
+            Planted::MapResizedLate | Planted::SwitchedLate => true,
             _ => false,
         }
     }
@@ -370,7 +370,7 @@ impl Planted {
             Planted::RevertedEarly => &[WRITE, Chain(Step::Revert)],
             Planted::ParentsNotSynced => &[Chain(Step::Relink)],
             Planted::MapResizedLate => &[Chain(Step::Grow)],
-            Planted::SwitchedEarly => &[Chain(Step::Snapshot)],
+            Planted::SwitchedLate => &[Chain(Step::Snapshot)],
             _ => &[],
         }
     }

@@ -13,6 +13,7 @@ mod changes;
 mod made;
 mod new_file;
 mod opening;
+mod read_back;
 mod rebase;
 mod steps;
 mod takeover;
@@ -23,26 +24,23 @@ use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 
-use disk::{
-    Access, Action, Disk, DiskOffset, FileDone, FileId, Image, Operation, Options, RedoLog, Request, Span, Status,
-    Token,
-};
+use disk::{Access, Disk, DiskOffset, FileId, Image, Operation, Options, RedoLog, Request, Span, Status, Token};
 use memory::Segments;
 
-use crate::changes::Tracked;
 use crate::io::{SimIo, Visible};
 use crate::link;
 use crate::logs::Logs;
 use crate::media::Media;
 use crate::oracle::{Content, Oracle, Time, WriteToken, parts_of};
 use crate::planted::Planted;
-use crate::saboteur::{ANSWERED, Plot, SabotagedIo, Saboteur};
+use crate::saboteur::{Plot, SabotagedIo, Saboteur};
 use crate::schedule::{Pace, Schedule};
 use crate::sector::{PART, PARTS, SECTOR, Word, words_of};
 use crate::sibling::Sibling;
 use crate::subject::{Device, Form, Start, Subject};
-use crate::workload::{Op, Sectors};
+use crate::workload::Op;
 use around::Around;
+use changes::Maps;
 use opening::Opening;
 use steps::ActiveVerb;
 pub use takeover::{Death, Next, take_over};
@@ -155,12 +153,7 @@ struct Run {
     is_small: bool,
     /// Whether the disk is made to drop its caches.
     forgets: bool,
-    /// The maps of changed blocks.
-    tracked: Vec<Tracked>,
-    /// Whether the first of them was begun by another process.
-    continued: bool,
-    /// Whether a planted bug has begun the next map already.
-    switched_early: bool,
+    maps: Maps,
 }
 
 /// The state of a life, as seen by the callback after an event.
@@ -179,7 +172,7 @@ pub struct Sight<'a> {
     /// The redo logs, which outlive the process.
     pub logs: &'a Logs,
     /// The maps of changed blocks.
-    pub tracked: &'a [Tracked],
+    pub tracked: &'a [crate::changes::Tracked],
 }
 
 /// Called after every event.
@@ -254,10 +247,7 @@ impl Run {
         io.shape(setup.subject.shape);
         let chain = (0..).map(FileId).zip(&start.forms).map(|(file, _)| file).collect();
         let (logs, oracle) = (Logs::new(setup.log, setup.bug, setup.first), Oracle::new(start.base.clone()));
-        let mut run = Run::on(setup, io, (logs, Opening::ALONE), start.forms.clone(), oracle, vec![chain])?;
-        run.continued = start.map.is_some();
-        run.begin_map(start.map.clone())?;
-        Ok(run)
+        Run::on(setup, io, (logs, Opening::ALONE), start.forms.clone(), oracle, vec![chain])?.with_map(start)
     }
 
     /// A run with a disk on the first of these chains, leaf first.
@@ -324,15 +314,13 @@ impl Run {
             operations: 0,
             is_small: setup.subject.device != Device::Roomy,
             forgets: false,
-            tracked: Vec::new(),
-            continued: true,
-            switched_early: false,
+            maps: Maps::default(),
         })
     }
 
     fn sight(&self) -> Sight<'_> {
-        let Run { io, forms, chains, siblings, oracle, logs, tracked, .. } = self;
-        Sight { io, forms, chains, siblings, oracle, logs, tracked }
+        let Run { io, forms, chains, siblings, oracle, logs, maps, .. } = self;
+        Sight { io, forms, chains, siblings, oracle, logs, tracked: &maps.tracked }
     }
 
     fn can_begin_op(&self, op: Op, depth: usize) -> bool {
@@ -391,13 +379,9 @@ impl Run {
         if self.operations % EXPIRES == 0 {
             self.disk.expire_stamps();
         }
-        let mut ended = self.io.finish(which);
-        ended.retain(|done| done.op.id != ANSWERED);
+        let ended = self.io.finish(which);
+        let ended = self.settle_maps(ended);
         let ended: Vec<_> = ended.into_iter().filter_map(|done| self.settle_aside(done)).collect();
-        let fails_map = |done: &FileDone| done.result.is_err() && self.plot.borrow().maps.contains(&done.op.file);
-        if ended.iter().any(|done| fails_map(done) && matches!(done.op.action, Action::SyncData)) {
-            self.io.excuse_failed_sync();
-        }
         let mut io = SabotagedIo { io: &mut self.io, plot: &self.plot };
         ended.into_iter().for_each(|done| self.disk.settle(done, &mut io));
         self.disk.retry(&mut io);
@@ -500,24 +484,6 @@ impl Run {
         drop(ManuallyDrop::into_inner(disk));
         let files = chains.first().map(|chain| io.contents(chain)).unwrap_or_default();
         Ok(End { fault_happened: io.fault_happened(), files, operations })
-    }
-}
-
-impl Run {
-    /// Reads everything that was requested once more. A power loss shows the contents of the files; this shows those
-    /// that the disk reports.
-    fn read_all_back(&mut self, workload: &[Op]) -> Result<(), Violation> {
-        let touched = workload.iter().filter(|op| op.sectors().count > 0);
-        let borders = touched.flat_map(|op| [op.sectors().range().start, op.sectors().range().end]);
-        for window in around(borders, self.guest_sectors) {
-            let sectors = Sectors { at: window.start, count: window.end - window.start };
-            self.submit(Op::Read(sectors), Operation::Read);
-            while self.io.pending() > 0 || self.retry() {
-                self.finish(0);
-            }
-        }
-        self.answers()?;
-        if self.in_flight.is_empty() { Ok(()) } else { Err(Violation::Unanswered(self.in_flight.len())) }
     }
 }
 

@@ -39,7 +39,7 @@ pub(super) struct RawHeader {
     pub checksum: U32,
     pub sequence: U64,
     pub id: [u8; 16],
-    /// The id of the map of the interval before; zeroes if there is none.
+    /// The id of the map of the interval before; zeroes for the first map.
     pub continues: [u8; 16],
     /// Bytes of the disk.
     pub len: U64,

@@ -200,8 +200,7 @@ impl<F: Format> Disk<F> {
         } else if self.changes.admit(&request) {
             self.start(request, io);
         } else {
-            self.overlap.wait(request);
-            self.record_changes(io);
+            self.wait_for_map(request, io);
         }
         self.work(io);
     }
@@ -413,9 +412,7 @@ impl<F: Format> Disk<F> {
                 self.start(request, io);
             }
         }
-        if self.tracked().is_some() {
-            self.record_changes(io);
-        }
+        self.record_changes(io);
     }
 
     /// Counts what is parked as a part of its request, or as a read of its fill.

@@ -18,7 +18,7 @@ pub struct Options {
     /// Bytes of memory for what is read in flight besides the guest's own data: one half for copy on write and merges,
     /// the other for compressed clusters. One operation of each kind always runs, however large.
     pub flight_bytes: u64,
-    /// Regions that may have an intent in the map of changed blocks: so many count as changed throughout after a crash.
+    /// Regions that may have an intent in the map of changed blocks. After a crash these count as changed throughout.
     pub intents: usize,
 }
 

@@ -85,7 +85,7 @@ impl Overlap {
         due.then(|| std::mem::take(&mut self.waiting))
     }
 
-    /// What some of them have waited for besides others may have happened.
+    /// A map of changed blocks may admit some of them now.
     pub fn may_go(&mut self) {
         self.ended = !self.waiting.is_empty() || self.claim.is_some();
     }

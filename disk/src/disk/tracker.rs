@@ -48,7 +48,7 @@ const WHOLE: u8 = 16;
 pub enum MapState {
     /// It names each block that has changed.
     Kept,
-    /// It could not be written, and says so: whoever opens it refuses it. The disk does not track its changes any more.
+    /// It could not be written, and says so: a process that opens it refuses it. The disk does not track its changes any more.
     Invalid,
     /// It could not be written, nor could that be written into it. Requests to regions without an intent wait until its
     /// owner has taken it away, durably, and calls [`Disk::abandon_map`](super::Disk::abandon_map).
@@ -200,7 +200,7 @@ impl Tracker {
         let of_blocks = u64::from(REGION);
         let regions = first / of_blocks..=last / of_blocks;
         if in_memory(*regions.end()) >= self.regions.len() {
-            // The disk has grown and its map has not: what it would miss must not be believed.
+            // The disk has grown and its map has not: a map that misses changes must not be trusted.
             self.wanted.clear();
             self.failed = true;
             return false;

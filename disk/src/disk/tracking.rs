@@ -59,7 +59,7 @@ impl Changes {
 impl<F: Format> Disk<F> {
     /// Records from now on in a new map, which is in `file`, which blocks change. The number of the file is no layer's.
     /// The map begins with what the disk shows now: all of that must be durable ([`Disk::is_clean`]), or a power loss
-    /// could undo what nobody has named. Only while nothing is in flight.
+    /// could undo what is not named. Only while nothing is in flight.
     pub fn begin_tracking(&mut self, file: FileId, map: ChangeMap) -> Result<(), ImageError> {
         if !map.is_new() {
             return Err(unsupported("the map of changed blocks is not new: it can be continued only"));
@@ -128,8 +128,8 @@ impl<F: Format> Disk<F> {
         Ok(())
     }
 
-    /// Goes on without a map, which its owner has taken away: whoever looks for it later does not find it. Only while
-    /// none of its operations is in flight.
+    /// Continues without a map, which its owner has taken away: no process will find it later. Only while none of its
+    /// operations is in flight.
     pub fn abandon_map<I: Io>(&mut self, io: &mut I) -> Result<(), ImageError> {
         if self.changes.current.as_ref().is_some_and(|map| !map.is_settled()) {
             return Err(unsupported("the map of changed blocks cannot be given up while it is being written"));
@@ -199,6 +199,14 @@ impl<F: Format> Disk<F> {
     fn set_map(&mut self, file: FileId, map: ChangeMap) {
         self.changes.given_up = false;
         self.changes.current = Some(Box::new(Tracker::new(file, map, self.options.intents)));
+    }
+
+    /// Has a request wait that the map does not admit.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn wait_for_map<I: Io>(&mut self, request: Request, io: &mut I) {
+        self.overlap.wait(request);
+        self.record_changes(io);
     }
 
     /// Writes what the maps are to hold.

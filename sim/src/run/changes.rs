@@ -2,20 +2,50 @@
 //!
 //! What the maps must name is in `crate::changes`.
 
-use disk::{FileId, MapState};
+use disk::{Action, FileDone, FileId, MapState};
 
 use super::steps::{Phase, refused};
 use super::{Run, Violation};
 use crate::changes::{self, Tracked};
 use crate::media::Media;
 use crate::planted::Planted;
-use crate::saboteur::SabotagedIo;
+use crate::saboteur::{ANSWERED, SabotagedIo};
 use crate::sector::SECTOR;
-use crate::subject::{Form, Subject};
+use crate::subject::{Form, Start, Subject};
+
+/// The maps of the disk in a run.
+#[derive(Default)]
+pub(super) struct Maps {
+    /// The maps, of which one at most is in use.
+    pub tracked: Vec<Tracked>,
+    /// Whether that was begun by another process.
+    continued: bool,
+    /// The map of the next interval, which a planted bug does not use yet.
+    late: Option<FileId>,
+}
 
 impl Run {
+    /// The same run with a map, if it is to have one.
+    pub(super) fn with_map(mut self, start: &Start) -> Result<Run, Violation> {
+        self.maps.continued = start.map.is_some();
+        self.begin_map(start.map.clone())?;
+        Ok(self)
+    }
+
+    /// The completions that are the disk's: not those of writes that a planted bug has answered before. A failed sync
+    /// of a map does not break the disk.
+    pub(super) fn settle_maps(&mut self, mut ended: Vec<FileDone>) -> Vec<FileDone> {
+        ended.retain(|done| done.op.id != ANSWERED);
+        let of_map = |done: &&FileDone| self.plot.borrow().maps.contains(&done.op.file);
+        let mut failed = ended.iter().filter(of_map).filter(|done| done.result.is_err());
+        if failed.any(|done| matches!(done.op.action, Action::SyncData)) {
+            self.io.excuse_failed_sync();
+        }
+        ended
+    }
+
     /// Begins to track changes: in a new map, or in what a power loss has left of one.
-    pub(super) fn begin_map(&mut self, left: Option<(Media, Tracked)>) -> Result<(), Violation> {
+    fn begin_map(&mut self, left: Option<(Media, Tracked)>) -> Result<(), Violation> {
         let Some(intents) = self.setup.intents else { return Ok(()) };
         self.sync_before_map();
         if !self.disk.is_clean() {
@@ -36,7 +66,7 @@ impl Run {
         tracked.go_on(&map);
         let begun = if is_new { self.disk.begin_tracking(file, map) } else { self.disk.track(file, map) };
         begun.map_err(Violation::Map)?;
-        self.tracked = vec![tracked.in_file(file)];
+        self.maps.tracked = vec![tracked.in_file(file)];
         Ok(())
     }
 
@@ -62,15 +92,15 @@ impl Run {
             self.plot.borrow_mut().maps.push(map.file);
         }
         self.plot.borrow_mut().map_bug = self.bug;
-        self.tracked = maps;
-        let Some(current) = self.tracked.iter_mut().find(|map| map.is_current()) else { return Ok(()) };
+        (self.maps.tracked, self.maps.continued) = (maps, true);
+        let Some(current) = self.maps.tracked.iter_mut().find(|map| map.is_current()) else { return Ok(()) };
         match changes::open(self.io.file(current.file).visible(), self.bug) {
             Ok(map) => {
                 current.go_on(&map);
                 self.disk.track(current.file, map).map_err(Violation::Map)
             }
             Err(_) if self.io.fault_happened() => {
-                self.tracked.clear();
+                self.maps.tracked.clear();
                 Ok(())
             }
             Err(error) => Err(Violation::Map(error)),
@@ -79,13 +109,20 @@ impl Run {
 
     /// A request may change these sectors.
     pub(super) fn touch(&mut self, sectors: std::ops::Range<u64>) {
-        self.tracked.iter_mut().filter(|map| map.is_current()).for_each(|map| map.touch(sectors.clone()));
+        self.maps.tracked.iter_mut().filter(|map| map.is_current()).for_each(|map| map.touch(sectors.clone()));
     }
 
-    /// Extends the map before the disk grows; returns whether that has ended.
-    pub(super) fn has_extended_map(&mut self, phase: &mut Phase, subject: &Subject) -> Result<bool, Violation> {
+    /// Extends the map before the disk grows; returns whether that has ended. A file that is longer is a larger disk
+    /// after a power loss already.
+    pub(super) fn has_extended_map(
+        &mut self,
+        step: plan::Step,
+        phase: &mut Phase,
+        subject: &Subject,
+    ) -> Result<bool, Violation> {
+        let grows = matches!(step, plan::Step::Lengthen { .. } | plan::Step::HoldDurable);
         match phase {
-            Phase::Due if self.disk.tracked().is_some() => {
+            Phase::Due if grows && self.disk.tracked().is_some() => {
                 let mut io = SabotagedIo { io: &mut self.io, plot: &self.plot };
                 self.disk.extend_map(subject.kind.grown() * SECTOR, &mut io).map_err(refused)?;
                 *phase = Phase::Extending;
@@ -106,69 +143,58 @@ impl Run {
 
     /// Takes the map away and goes on without one.
     pub(super) fn abandon_map(&mut self) -> Result<(), Violation> {
-        self.tracked.clear();
+        self.maps.tracked.clear();
         if self.disk.tracked().is_none() {
             return Ok(());
         }
         self.disk.abandon_map(&mut SabotagedIo { io: &mut self.io, plot: &self.plot }).map_err(refused)
     }
 
-    /// With the bug, switches maps before requests are held, if it can.
-    pub(super) fn switch_map_early(&mut self) -> Result<(), Violation> {
-        if self.bug != Some(Planted::SwitchedEarly) || !self.disk.is_quiet() || self.disk.tracked().is_none() {
-            return Ok(());
-        }
-        let Some(at) = self.tracked.iter().position(Tracked::is_current) else { return Ok(()) };
-        self.disk.quiesce();
-        self.new_map()?;
-        let mut ended = self.tracked.swap_remove(at);
-        ended.end(&[]);
-        // That the new map names too much is not what is to be found.
-        let file = self.disk.tracked().unwrap_or(ended.file);
-        let mut new = Tracked::new(file, self.oracle.answered(), self.setup.intents.unwrap_or_default());
-        new.touch(0..u64::MAX);
-        self.tracked = vec![new, ended];
-        self.switched_early = true;
-        self.disk.resume(&mut SabotagedIo { io: &mut self.io, plot: &self.plot });
-        Ok(())
-    }
-
-    /// Begins the map of the next interval.
-    fn new_map(&mut self) -> Result<(), Violation> {
-        let Some(current) = self.disk.tracked() else { return Ok(()) };
+    /// Creates the map of the next interval.
+    fn create_next(&mut self, current: FileId) -> Result<FileId, Violation> {
         let old = changes::open(self.io.file(current).visible(), None).map_err(Violation::Map)?;
         let number = u8::try_from(self.forms.len()).unwrap_or(u8::MAX);
         let media = changes::create(self.setup.subject.tail, number, Some(old.id()), self.disk.geometry().len);
-        let file = self.add_map(&media);
-        let map = changes::open(&media, self.bug).map_err(Violation::Map)?;
+        Ok(self.add_map(&media))
+    }
+
+    fn use_next(&mut self, file: FileId) -> Result<(), Violation> {
+        let map = changes::open(self.io.file(file).visible(), self.bug).map_err(Violation::Map)?;
         self.disk.switch_map(file, map).map_err(refused)
     }
 
-    /// A new leaf is on these layers: the map's interval has ended.
+    /// A new leaf is on these layers: the map's interval has ended, and the next one begins.
     pub(super) fn switch_map(&mut self, old: &[FileId], subject: &Subject) -> Result<(), Violation> {
-        let Some(at) = self.tracked.iter().position(Tracked::is_current) else { return Ok(()) };
-        if self.disk.map_state() != Some(MapState::Kept) {
-            return Ok(());
-        }
+        let Some(at) = self.maps.tracked.iter().position(Tracked::is_current) else { return Ok(()) };
+        let (Some(current), Some(MapState::Kept)) = (self.disk.tracked(), self.disk.map_state()) else { return Ok(()) };
         let shown = self.shown(old, subject)?;
-        if let (true, [_, ended]) = (std::mem::take(&mut self.switched_early), self.tracked.as_mut_slice()) {
-            ended.end(&shown);
-            return Ok(());
+        let file = self.create_next(current)?;
+        if self.bug == Some(Planted::SwitchedLate) {
+            self.maps.late = Some(file);
+        } else {
+            self.use_next(file)?;
         }
-        self.new_map()?;
-        let Some(file) = self.disk.tracked() else { return Ok(()) };
-        let mut ended = self.tracked.swap_remove(at);
+        let mut ended = self.maps.tracked.swap_remove(at);
         ended.end(&shown);
         let mut new = Tracked::new(file, self.oracle.answered(), self.setup.intents.unwrap_or_default());
         let waiting = self.in_flight.values().filter(|asked| asked.operation.is_write());
         waiting.for_each(|asked| new.touch(asked.op.sectors().range()));
-        self.tracked = vec![new, ended];
+        self.maps.tracked = vec![new, ended];
+        Ok(())
+    }
+
+    /// With the bug, switches maps when requests go on already, as soon as none is in flight.
+    pub(super) fn switch_map_late(&mut self) -> Result<(), Violation> {
+        let Some(file) = self.maps.late.take_if(|_| self.disk.is_quiet()) else { return Ok(()) };
+        self.disk.quiesce();
+        self.use_next(file)?;
+        self.disk.resume(&mut SabotagedIo { io: &mut self.io, plot: &self.plot });
         Ok(())
     }
 
     /// Closes the map at the end of a run, and checks it.
     pub(super) fn close_map(&mut self) -> Result<(), Violation> {
-        let current = self.tracked.iter().find(|map| map.is_current()).cloned();
+        let current = self.maps.tracked.iter().find(|map| map.is_current()).cloned();
         let Some(current) = current.filter(|_| self.disk.map_state() == Some(MapState::Kept)) else { return Ok(()) };
         self.disk.quiesce();
         if self.io.fault_happened() || self.bug.is_some() || !self.disk.is_quiet() {
@@ -184,7 +210,7 @@ impl Run {
         }
         match self.disk.tracked() {
             Some(_) => Err(Violation::Step("a map is never closed".into())),
-            None if self.continued => Ok(()),
+            None if self.maps.continued => Ok(()),
             None => current.check_closed(self.io.file(current.file).visible()),
         }
     }

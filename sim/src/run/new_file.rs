@@ -114,6 +114,8 @@ impl Run {
 
     /// Removes the layers above this one from the chain. They are no longer written to.
     pub(super) fn pop_to(&mut self, depth: usize) -> Result<(), Violation> {
+        // What the disk shows then was not recorded.
+        self.abandon_map()?;
         for layer in self.disk.pop_to(depth).map_err(refused)? {
             self.io.set_writable(layer.file, false);
             self.logs.close(layer.file);

@@ -208,9 +208,7 @@ impl Run {
 
     fn carry_out(&mut self, step: plan::Step, verb: &mut ActiveVerb, subject: &Subject) -> Result<Ended, Violation> {
         use plan::Step::*;
-        // A file that is longer is a larger disk after a power loss already.
-        let grows = verb.asked == Step::Grow && matches!(step, Lengthen { .. } | HoldDurable);
-        if grows && !self.has_extended_map(&mut verb.phase, subject)? {
+        if verb.asked == Step::Grow && !self.has_extended_map(step, &mut verb.phase, subject)? {
             return Ok(Ended::NotYet);
         }
         match step {
@@ -229,12 +227,8 @@ impl Run {
             RemoveNew => self.remove_new(verb),
             RemoveSources => self.chains.truncate(1),
             // The disk is given the file when that becomes its leaf.
-            OpenChild => self.switch_map_early()?,
-            PopTo { depth } => {
-                // What the disk shows then was not recorded.
-                self.abandon_map()?;
-                self.pop_to(depth)?;
-            }
+            OpenChild => {}
+            PopTo { depth } => self.pop_to(depth)?,
             SyncParents => self.sync_parents(verb, subject)?,
             Release => self.disk.resume(&mut SabotagedIo { io: &mut self.io, plot: &self.plot }),
             PushLeaf => self.push_leaf(verb, subject)?,
@@ -356,6 +350,7 @@ impl Run {
 
     /// Records the final time of the leaf's parent, which is no longer written to.
     fn record_parent_time(&mut self) -> Result<(), Violation> {
+        self.switch_map_late()?;
         let Some(parent) = self.file_at(1).filter(|file| !self.io.is_writable(*file)) else { return Ok(()) };
         let modified = self.io.modified(parent);
         self.relink(0, |link| link.modified.is_none().then_some(disk::Link { modified: Some(modified), ..link }))

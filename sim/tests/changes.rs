@@ -1,5 +1,8 @@
 //! Maps of changed blocks: what a power loss leaves of them.
 
+#![allow(missing_docs, reason = "nobody imports a test")]
+
+#[allow(dead_code, reason = "each test uses its part")]
 mod search;
 
 use search::assert_sound_with;
@@ -56,8 +59,6 @@ fn planted_bugs_of_maps_are_found() {
     use sim::planted::Planted;
     for bug in Planted::all().filter(|bug| bug.is_about_changes()) {
         let outcome = explore::hunt(bug, 100_000);
-        let shown = outcome.failure.as_ref().map(|failure| format!("{failure}: {}", failure.case));
-        println!("{bug}: {shown:?} after {}", outcome.counts.states);
         assert!(outcome.failure.is_some(), "{bug} is not found");
     }
 }

@@ -176,6 +176,10 @@ impl Run {
         }
         let mut ended = self.maps.tracked.swap_remove(at);
         ended.end(&shown);
+        if self.maps.late.is_some() {
+            // To be found is that the new map names too little, not that the old one names too much.
+            ended.touch(0..u64::MAX);
+        }
         let mut new = Tracked::new(file, self.oracle.answered(), self.setup.intents.unwrap_or_default());
         let waiting = self.in_flight.values().filter(|asked| asked.operation.is_write());
         waiting.for_each(|asked| new.touch(asked.op.sectors().range()));

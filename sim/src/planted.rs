@@ -322,12 +322,16 @@ impl Planted {
 
     /// Whether it is a bug in the map of changed blocks.
     pub fn is_about_changes(self) -> bool {
-        match self {
-            Planted::IntentAfterData | Planted::IntentNotSynced | Planted::BitsLostWithIntent => true,
-            Planted::IntentsIgnored | Planted::TornPageBelieved => true,
-            Planted::MapResizedLate | Planted::SwitchedLate => true,
-            _ => false,
-        }
+        matches!(
+            self,
+            Planted::IntentAfterData
+                | Planted::IntentNotSynced
+                | Planted::BitsLostWithIntent
+                | Planted::IntentsIgnored
+                | Planted::TornPageBelieved
+                | Planted::MapResizedLate
+                | Planted::SwitchedLate
+        )
     }
 
     /// Faults without which the bug has no effect.

@@ -10,6 +10,8 @@
 mod align;
 mod backlog;
 mod chain_map;
+pub mod changes;
+mod crc32c;
 mod data_file;
 mod disk;
 mod error;
@@ -39,7 +41,7 @@ pub mod vhd;
 
 pub use align::Aligner;
 pub use data_file::{DATA_FILE, DataFiles};
-pub use disk::{Damage, Damaged, Disk, LAYERS_MAX, Layer, MergeProgress, MergeState, Options, Times};
+pub use disk::{Damage, Damaged, Disk, LAYERS_MAX, Layer, MapState, MergeProgress, MergeState, Options, Times};
 pub use error::{ImageError, ImageErrorKind};
 pub use format::{
     Access, Committed, Corrupt, Creation, Discarded, Fill, Format, Mapping, MetaBlock, MetaWrite, Reserved, Tail,

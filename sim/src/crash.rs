@@ -6,6 +6,7 @@
 //! - the same holds for each chain that shares layers with the disk's;
 //! - every sector reads as something legal (in one of [`WHOLE`] states every sector of the disk, in the others those
 //!   around everything that was ever written);
+//! - the maps of changed blocks name what they must (`crate::changes`);
 //! - in one of [`AGAIN`] states, the same holds throughout a second life that begins there, and after its power losses.
 //!
 //! States: all combinations of contents for the sectors that are not durable, if they are few; otherwise none, all,
@@ -13,12 +14,15 @@
 //! each with sectors of guest data that were being written replaced by rubbish. A state seen before with the same legal
 //! contents is skipped.
 
+mod expected;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use disk::FileId;
 use rustc_hash::FxHashSet;
 
+use crate::changes::{Names, Tracked};
 use crate::file::Fate;
 use crate::io::Visible;
 use crate::link;
@@ -35,6 +39,7 @@ use crate::subject::{Device, Form, Kind, Start, Subject, damage};
 use crate::theme::{BLOCK, Theme};
 use crate::workload;
 use crate::wreck::Wreck;
+use expected::{Expected, current_map, left_of_map};
 
 /// A second life begins in one of this many states.
 pub const AGAIN: u64 = 64;
@@ -150,8 +155,12 @@ impl Explorer {
     /// Examines the states in which a power loss at this time may leave the files.
     pub fn event(&mut self, scene: Scene<'_>, sight: &Sight<'_>) -> Result<(), Violation> {
         let beside = sight.siblings.iter().map(|sibling| &sibling.chain);
-        let wreck = Wreck::new(sight.io, &files_of(sight.chains.iter().chain(beside)));
+        let mut files = files_of(sight.chains.iter().chain(beside));
+        files.extend(sight.tracked.iter().map(|map| map.file));
+        let wreck = Wreck::new(sight.io, &files);
         let legal = sight.oracle.after_crash();
+        let current = sight.tracked.iter().find(|map| map.is_current());
+        let began = current.map(Tracked::began);
         let legal_digest = mix(legal.digest() ^ scene_digest(scene, sight));
         if !self.seen.insert(mix(wreck.digest() ^ legal_digest)) {
             return Ok(());
@@ -173,7 +182,11 @@ impl Explorer {
                             recover(&scene.setup.subject, left, windows, &mut |at, words| legal.check(at, words));
                         read.map_err(|violation| Violation::Sibling(Box::new(violation)))?;
                     }
-                    self.state(scene, &starts_of(sight, &found), &legal, windows, digest)?;
+                    let map = current_map(scene, sight, &found)?;
+                    let names = map.zip(began.as_ref()).map(|(map, began)| Names { map, began });
+                    let left = current.filter(|_| names.is_some()).and_then(|map| left_of_map(map, &found));
+                    let expected = Expected { legal: &legal, names, map: left };
+                    self.state(scene, &starts_of(sight, &found), &expected, windows, digest)?;
                 }
             }
             Ok(())
@@ -232,7 +245,7 @@ impl Explorer {
         &mut self,
         scene: Scene<'_>,
         chains: &[Start],
-        legal: &Legal<'_>,
+        expected: &Expected<'_>,
         windows: &[Range<u64>],
         digest: u64,
     ) -> Result<(), Violation> {
@@ -244,14 +257,14 @@ impl Explorer {
         let whole = if scene.setup.subject.kind.theme() == Theme::Chain { WHOLE_CHAIN } else { WHOLE };
         check_chains(chains.iter().map(|chain| {
             if again || digest % whole == 0 {
-                let base = self.state_throughout(scene, chain, legal)?;
+                let base = self.state_throughout(scene, chain, expected)?;
                 if again {
-                    self.second_life(scene, Start { base, ..chain.clone() }, digest)?;
+                    let map = expected.map.clone();
+                    self.second_life(scene, Start { base, map, ..chain.clone() }, digest)?;
                 }
                 return Ok(());
             }
-            let mut judge = |sector, word| legal.check(sector, word);
-            recover(&scene.setup.subject, chain.clone(), windows, &mut judge)
+            expected.recover(&scene.setup.subject, chain.clone(), windows, &mut |_, _| {})
         }))
     }
 
@@ -260,7 +273,7 @@ impl Explorer {
         &mut self,
         scene: Scene<'_>,
         chain: &Start,
-        legal: &Legal<'_>,
+        expected: &Expected<'_>,
     ) -> Result<BTreeMap<u64, Words>, Violation> {
         // Opening detects most damage, so this rarely finds more.
         let mut files = chain.files.clone();
@@ -269,11 +282,10 @@ impl Explorer {
         }
         let everything = everything(scene.setup.subject.kind);
         let mut base = BTreeMap::new();
-        recover(&scene.setup.subject, chain.clone(), &everything, &mut |sector, word| {
+        expected.recover(&scene.setup.subject, chain.clone(), &everything, &mut |sector, word| {
             if word != Words::ZERO {
                 base.insert(sector, word);
             }
-            legal.check(sector, word)
         })?;
         Ok(base)
     }
@@ -349,6 +361,7 @@ fn left_of(chain: &[FileId], forms: &[Form], found: &[(FileId, Media)]) -> Start
         files: chain.iter().filter_map(media).collect(),
         forms: chain.iter().filter_map(form).collect(),
         base: BTreeMap::new(),
+        map: None,
     }
 }
 
@@ -361,7 +374,8 @@ fn scene_digest(scene: Scene<'_>, sight: &Sight<'_>) -> u64 {
     let beside = sight.siblings.iter().fold(0, |sum, sibling| mix(!sum ^ sibling.digest()));
     let chains = sight.chains.iter().fold(beside, chain);
     let storage = ((unit - SECTOR) << 8) ^ (stale(tail) << 1) ^ (stale(told) << 2) ^ (u64::from(small) << 3);
-    mix(kind ^ chains ^ storage ^ u64::from(scene.first_life))
+    let tracked = sight.tracked.iter().fold(0, |sum, map| mix(!sum ^ map.digest()));
+    mix(kind ^ chains ^ storage ^ tracked ^ u64::from(scene.first_life))
 }
 
 /// Calls `look` with the fates of all states to examine.

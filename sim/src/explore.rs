@@ -57,6 +57,7 @@ impl Case {
             first: FIRST,
             log: ROOMY,
             tight: false,
+            intents: None,
         };
         Case { setup, workload, schedule }
     }
@@ -65,7 +66,7 @@ impl Case {
 impl fmt::Display for Case {
     /// The arguments of the command that runs this case.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Setup { subject, bug, fault, visible, depth, room, log, tight, .. } = &self.setup;
+        let Setup { subject, bug, fault, visible, depth, room, log, tight, intents, .. } = &self.setup;
         write!(f, "{subject}")?;
         bug.map_or(Ok(()), |bug| write!(f, " --planted {bug}"))?;
         fault.map_or(Ok(()), |fault| write!(f, " --fault {fault}"))?;
@@ -81,6 +82,7 @@ impl fmt::Display for Case {
         if *tight {
             write!(f, " --tight")?;
         }
+        intents.map_or(Ok(()), |intents| write!(f, " --intents {intents}"))?;
         write!(f, " --depth {depth} --schedule {} --workload '{}'", self.schedule, workload::text(&self.workload))
     }
 }
@@ -363,6 +365,7 @@ pub fn seeded(subjects: &[Subject], seed: u64, ops: usize, bug: Option<Planted>)
     if random.below(4) == 0 && bug.is_none() {
         case.setup.subject = case.setup.subject.shaped_at_random(&mut random);
     }
+    case.setup.intents = crate::changes::intents_at_random(bug, &mut random);
     case
 }
 

@@ -15,6 +15,9 @@ use std::collections::BTreeMap;
 use crate::media::{DATA_SECTOR, Media, Unwritten, place_digest, run_digest};
 use crate::sector::{SECTOR, Sector, mix};
 
+/// Bytes that are left of a torn sector.
+const KEPT: usize = 24;
+
 /// Identifies a write to a file, in the order of visibility.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WriteId(pub u64);
@@ -75,6 +78,8 @@ pub struct SimFile {
     sync_failed: bool,
     /// Whether the time of its last change was read since, so that the next change must get another time.
     time_was_read: bool,
+    /// Whether a power loss may tear a sector of metadata.
+    tears: bool,
 }
 
 impl SimFile {
@@ -91,6 +96,7 @@ impl SimFile {
             writes: 0,
             sync_failed: false,
             time_was_read: true,
+            tears: false,
         }
     }
 
@@ -108,6 +114,11 @@ impl SimFile {
         file.visible.set_len(media.len());
         file.completed_len = media.len();
         file
+    }
+
+    /// From now on a power loss may leave rubbish in each sector that is being written, and not only in guest data.
+    pub fn may_tear(&mut self) {
+        self.tears = true;
     }
 
     /// The contents that a read finds: everything written.
@@ -383,6 +394,18 @@ impl<'a> Crash<'a> {
         self.unit == 1
     }
 
+    /// What is left of a content. Of torn metadata that is the beginning, and zeroes.
+    fn left(&self, fate: Fate, content: &Sector) -> Sector {
+        match content {
+            Sector::Bytes(bytes) if fate == Fate::Trashed && self.file.tears => {
+                let mut torn = **bytes;
+                torn[KEPT..].fill(0);
+                Sector::of(&torn)
+            }
+            _ => fate.of(content),
+        }
+    }
+
     fn len(&self, growth_lost: bool) -> u64 {
         if growth_lost { self.file.durable.len() } else { self.file.visible.len() }
     }
@@ -398,7 +421,7 @@ impl<'a> Crash<'a> {
             for entry in self.entries(place, *fate, len) {
                 match entry.zeroed {
                     true => media.zero(entry.sector, entry.count),
-                    false => media.patch(entry.sector, fate.of(&entry.content)),
+                    false => media.patch(entry.sector, self.left(*fate, &entry.content)),
                 }
             }
         }
@@ -417,7 +440,7 @@ impl<'a> Crash<'a> {
                 }
                 let old = self.file.durable.written(entry.sector);
                 sum ^= old.map_or(0, |old| place_digest(entry.sector, old));
-                sum ^= place_digest(entry.sector, &fate.of(&entry.content));
+                sum ^= place_digest(entry.sector, &self.left(*fate, &entry.content));
             }
         }
         sum

@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod changes;
 pub mod cluster;
 pub mod compressed;
 pub mod crash;

@@ -150,6 +150,12 @@ impl Oracle {
         }
     }
 
+    /// The same history without the requests that have no answer.
+    pub fn answered(&self) -> Oracle {
+        let answered = |version: &&Version| version.answered.is_some();
+        Oracle { versions: self.versions.iter().filter(answered).cloned().collect(), ..self.clone() }
+    }
+
     /// A digest of the responses: of what later reads may return.
     pub fn answered_digest(&self) -> u64 {
         let answered = self.versions.iter().filter(|version| version.answered.is_some());

@@ -176,6 +176,20 @@ pub enum Planted {
     RevertedEarly,
     /// An image records a new parent that is not durable.
     ParentsNotSynced,
+    /// An intent in the map of changed blocks is written after the data.
+    IntentAfterData,
+    /// An intent is written, and not synced.
+    IntentNotSynced,
+    /// When a region gives up its intent, the bits that were set meanwhile are not written with that.
+    BitsLostWithIntent,
+    /// After a power loss a map is used as if it had been closed.
+    IntentsIgnored,
+    /// A torn page of a map is believed.
+    TornPageBelieved,
+    /// The map says that the disk has grown after the guest has used its new end.
+    MapResizedLate,
+    /// The map of the next interval begins when requests were let go on the new leaf.
+    SwitchedLate,
 }
 
 /// The layers in which a bug is planted.
@@ -189,7 +203,7 @@ pub enum Layers {
     All,
 }
 
-const NAMES: [(Planted, &str, &str); 81] = [
+const NAMES: [(Planted, &str, &str); 88] = [
     (Planted::TableBeforeBitmap, "table-before-bitmap", "vhd"),
     (Planted::OneBatch, "one-batch", "vhd"),
     (Planted::EarlyCommit, "early-commit", "vhd"),
@@ -271,6 +285,13 @@ const NAMES: [(Planted, &str, &str); 81] = [
     (Planted::CloneNotDurable, "clone-not-durable", "chain"),
     (Planted::RevertedEarly, "reverted-early", "chain"),
     (Planted::ParentsNotSynced, "parents-not-synced", "chain"),
+    (Planted::IntentAfterData, "intent-after-data", "raw"),
+    (Planted::IntentNotSynced, "intent-not-synced", "vhd"),
+    (Planted::BitsLostWithIntent, "bits-lost-with-intent", "qcow2"),
+    (Planted::IntentsIgnored, "intents-ignored", "raw"),
+    (Planted::TornPageBelieved, "torn-page-believed", "raw"),
+    (Planted::MapResizedLate, "map-resized-late", "qcow2"),
+    (Planted::SwitchedLate, "switched-late", "chain"),
 ];
 
 impl Planted {
@@ -297,6 +318,20 @@ impl Planted {
     /// Whether only a guest that writes parts of sectors can trigger it.
     pub fn is_about_parts(self) -> bool {
         matches!(self, Planted::UnguardedPatch | Planted::EarlyPatchRead)
+    }
+
+    /// Whether it is a bug in the map of changed blocks.
+    pub fn is_about_changes(self) -> bool {
+        matches!(
+            self,
+            Planted::IntentAfterData
+                | Planted::IntentNotSynced
+                | Planted::BitsLostWithIntent
+                | Planted::IntentsIgnored
+                | Planted::TornPageBelieved
+                | Planted::MapResizedLate
+                | Planted::SwitchedLate
+        )
     }
 
     /// Faults without which the bug has no effect.
@@ -338,6 +373,8 @@ impl Planted {
             Planted::CopyNamedEarly => &[WRITE, Chain(Step::Copy)],
             Planted::RevertedEarly => &[WRITE, Chain(Step::Revert)],
             Planted::ParentsNotSynced => &[Chain(Step::Relink)],
+            Planted::MapResizedLate => &[Chain(Step::Grow)],
+            Planted::SwitchedLate => &[Chain(Step::Snapshot)],
             _ => &[],
         }
     }

@@ -9,9 +9,11 @@
 
 mod around;
 mod aside;
+mod changes;
 mod made;
 mod new_file;
 mod opening;
+mod read_back;
 mod rebase;
 mod steps;
 mod takeover;
@@ -36,8 +38,9 @@ use crate::schedule::{Pace, Schedule};
 use crate::sector::{PART, PARTS, SECTOR, Word, words_of};
 use crate::sibling::Sibling;
 use crate::subject::{Device, Form, Start, Subject};
-use crate::workload::{Op, Sectors};
+use crate::workload::Op;
 use around::Around;
+use changes::Maps;
 use opening::Opening;
 use steps::ActiveVerb;
 pub use takeover::{Death, Next, take_over};
@@ -78,11 +81,14 @@ pub struct Setup {
     /// Whether the disk's limits are as low as possible: no memory for its map, one fill at a time, and a round as soon
     /// as two metadata blocks have changed.
     pub tight: bool,
+    /// How many regions of a map of changed blocks may have an intent; `None`: there is no map.
+    pub intents: Option<usize>,
 }
 
 impl Setup {
     fn options(&self) -> Options {
-        let roomy = Options { requests: self.depth, ..Options::default() };
+        let intents = self.intents.unwrap_or_default();
+        let roomy = Options { requests: self.depth, intents, ..Options::default() };
         if self.tight { Options { dirty_max: 1, map_bytes: 0, trim_bytes: 0, flight_bytes: 0, ..roomy } } else { roomy }
     }
 }
@@ -147,6 +153,7 @@ struct Run {
     is_small: bool,
     /// Whether the disk is made to drop its caches.
     forgets: bool,
+    maps: Maps,
 }
 
 /// The state of a life, as seen by the callback after an event.
@@ -164,6 +171,8 @@ pub struct Sight<'a> {
     pub oracle: &'a Oracle,
     /// The redo logs, which outlive the process.
     pub logs: &'a Logs,
+    /// The maps of changed blocks.
+    pub tracked: &'a [crate::changes::Tracked],
 }
 
 /// Called after every event.
@@ -238,7 +247,7 @@ impl Run {
         io.shape(setup.subject.shape);
         let chain = (0..).map(FileId).zip(&start.forms).map(|(file, _)| file).collect();
         let (logs, oracle) = (Logs::new(setup.log, setup.bug, setup.first), Oracle::new(start.base.clone()));
-        Run::on(setup, io, (logs, Opening::ALONE), start.forms.clone(), oracle, vec![chain])
+        Run::on(setup, io, (logs, Opening::ALONE), start.forms.clone(), oracle, vec![chain])?.with_map(start)
     }
 
     /// A run with a disk on the first of these chains, leaf first.
@@ -305,12 +314,13 @@ impl Run {
             operations: 0,
             is_small: setup.subject.device != Device::Roomy,
             forgets: false,
+            maps: Maps::default(),
         })
     }
 
     fn sight(&self) -> Sight<'_> {
-        let Run { io, forms, chains, siblings, oracle, logs, .. } = self;
-        Sight { io, forms, chains, siblings, oracle, logs }
+        let Run { io, forms, chains, siblings, oracle, logs, maps, .. } = self;
+        Sight { io, forms, chains, siblings, oracle, logs, tracked: &maps.tracked }
     }
 
     fn can_begin_op(&self, op: Op, depth: usize) -> bool {
@@ -349,6 +359,7 @@ impl Run {
         };
         if let Some(content) = content {
             self.oracle.submit_parts(WriteToken(number), submitted, parts.range(), content);
+            self.touch(op.sectors().range());
         }
         self.in_flight.insert(number, InFlight { op, operation, submitted, broken: self.io.sync_failed() });
         if matches!(op, Op::Patch(..)) && self.writes_around(number, parts, &memory, op.is_durable()) {
@@ -369,6 +380,7 @@ impl Run {
             self.disk.expire_stamps();
         }
         let ended = self.io.finish(which);
+        let ended = self.settle_maps(ended);
         let ended: Vec<_> = ended.into_iter().filter_map(|done| self.settle_aside(done)).collect();
         let mut io = SabotagedIo { io: &mut self.io, plot: &self.plot };
         ended.into_iter().for_each(|done| self.disk.settle(done, &mut io));
@@ -397,6 +409,7 @@ impl Run {
     }
 
     fn answers(&mut self) -> Result<(), Violation> {
+        self.watch_map()?;
         while let Some((request, status)) = self.disk.answer() {
             let memory = request.asked_memory();
             let Token(number) = request.retire();
@@ -466,28 +479,11 @@ impl Run {
             return Err(Violation::Unanswered(self.in_flight.len()));
         }
         self.read_all_back(workload)?;
+        self.close_map()?;
         let Run { io, disk, operations, chains, .. } = self;
         drop(ManuallyDrop::into_inner(disk));
         let files = chains.first().map(|chain| io.contents(chain)).unwrap_or_default();
         Ok(End { fault_happened: io.fault_happened(), files, operations })
-    }
-}
-
-impl Run {
-    /// Reads everything that was requested once more. A power loss shows the contents of the files; this shows those
-    /// that the disk reports.
-    fn read_all_back(&mut self, workload: &[Op]) -> Result<(), Violation> {
-        let touched = workload.iter().filter(|op| op.sectors().count > 0);
-        let borders = touched.flat_map(|op| [op.sectors().range().start, op.sectors().range().end]);
-        for window in around(borders, self.guest_sectors) {
-            let sectors = Sectors { at: window.start, count: window.end - window.start };
-            self.submit(Op::Read(sectors), Operation::Read);
-            while self.io.pending() > 0 || self.retry() {
-                self.finish(0);
-            }
-        }
-        self.answers()?;
-        if self.in_flight.is_empty() { Ok(()) } else { Err(Violation::Unanswered(self.in_flight.len())) }
     }
 }
 

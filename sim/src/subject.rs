@@ -12,6 +12,7 @@ use disk::raw::Raw;
 use disk::vhd::{self, Parent, Spec, Vhd};
 use disk::{Access, FileId, FileOffset, Image, ImageError, Link, ReadFault, Severity, ShapePolicy, Source, Tail};
 
+use crate::changes::Tracked;
 use crate::cluster::{COUNTED, DEVICE};
 use crate::compressed;
 use crate::link;
@@ -162,6 +163,8 @@ pub struct Start {
     pub forms: Vec<Form>,
     /// The content of the disk.
     pub base: BTreeMap<u64, Words>,
+    /// The map of changed blocks, and what it must name.
+    pub map: Option<(Media, Tracked)>,
 }
 
 /// Bytes of a small device after a new image: one and a half blocks of a VHD.

@@ -96,6 +96,9 @@ pub struct Options {
     /// Use the lowest possible limits of the disk: no map, one fill at a time, immediate rounds
     #[arg(long)]
     tight: bool,
+    /// Track changed blocks in a map of which this many regions may have an intent
+    #[arg(long)]
+    intents: Option<usize>,
     /// Split transfers into pieces of this size in bytes
     #[arg(long, value_parser = piece)]
     split: Option<u64>,
@@ -351,6 +354,7 @@ fn one_workload(arguments: &Arguments<'_>, workload: &[Op]) -> Result<Findings, 
                 (case.setup.bug, case.setup.fault) = (bug, arguments.fault);
                 (case.setup.visible, case.setup.depth) = (arguments.visible, arguments.depth);
                 (case.setup.room, case.setup.log, case.setup.tight) = (arguments.room, arguments.log, arguments.tight);
+                case.setup.intents = arguments.intents;
                 failure = explore::explore(&mut explorer, &start, &mut case).err();
                 let more = arguments.schedule.is_none() && failure.is_none();
                 next = if more { case.schedule.next(INTERFERENCES) } else { None };

@@ -29,6 +29,7 @@ impl<F: Format> Disk<F> {
         self.overlap.resume();
         self.begin_reclaim(io);
         self.reclaim_more(io);
+        self.record_changes(io);
         self.work_all(io);
     }
 
@@ -175,6 +176,7 @@ impl<F: Format> Disk<F> {
     /// and nothing is in flight: what those layers hold is no longer the disk's, durable or not.
     pub fn pop_to(&mut self, depth: usize) -> Result<Vec<Layer<F>>, ImageError> {
         self.require_quiet("layers cannot be taken off the chain")?;
+        self.require_no_map("layers cannot be taken off the chain")?;
         let Some(leaf) = self.layers().get(depth) else { return Err(no_layer(depth)) };
         // The guest keeps the sector size that was reported to it.
         self.chain.set_geometry(Geometry { block: self.geometry().block, ..leaf.format.geometry() });
@@ -195,6 +197,7 @@ impl<F: Format> Disk<F> {
             return Err(ImageError::new(ImageErrorKind::OutOfLimits, what));
         }
         self.check_hidden(0, len)?;
+        self.check_map_reaches(len)?;
         self.chain.may_change();
         let Some(leaf) = self.chain.layers_mut().first_mut() else { return Err(no_layer(0)) };
         leaf.format.grow(len)?;

@@ -16,11 +16,11 @@
 //! `chain` has the layers (`layer`) and their redo logs; `disk_map` knows where bytes live, and `map_load` who waits
 //! for metadata; `routing` says where writes go; `fill` has writes that wait for the bytes around them, `compressed`
 //! reads of compressed clusters, both with a `budget` of memory; `rounds` has who waits for a round; `merge` how far a
-//! merge is; `damage` which metadata made no sense.
+//! merge is; `damage` which metadata made no sense; `tracker` which blocks have changed since a map of them was begun.
 //!
 //! [`Disk`] ties them together. This file begins and ends requests; `fast_path` (one operation on one file, as most
-//! requests are), `read`, `write`, `discard`, `unaligned` and `flush` do them, `merge_steps` merges, `layers` changes
-//! the chain. None of these calls back: work that can continue is put into a queue (`queue`), and one loop takes it
+//! requests are), `read`, `write`, `discard`, `unaligned` and `flush` do them, `tracking` has them wait for the map of
+//! changed blocks, `merge_steps` merges, `layers` changes the chain. None of these calls back: work that can continue is put into a queue (`queue`), and one loop takes it
 //! from there ([`Disk::work`]).
 
 mod active;
@@ -48,6 +48,8 @@ mod rounds;
 mod routing;
 mod stages;
 mod stamps;
+mod tracker;
+mod tracking;
 mod unaligned;
 mod write;
 
@@ -71,12 +73,14 @@ use overlap::Overlap;
 use queue::{Parked, Ready};
 use rounds::Rounds;
 use routing::WriteRouting;
+use tracking::Changes;
 
 pub use damage::{Damage, Damaged};
 pub use layer::Layer;
 pub use merge::{MergeProgress, MergeState};
 pub use options::Options;
 pub use stages::Times;
+pub use tracker::MapState;
 
 /// Layers in a chain. The Xen tools stop at 30; twice that is more likely a mistake than a chain.
 pub const LAYERS_MAX: usize = 60;
@@ -99,6 +103,7 @@ pub struct Disk<F: Format> {
     unstamped: Vec<u32>,
     merge: Option<Merge>,
     damage: MetDamage,
+    changes: Changes,
     /// Operations that wait for another write to the same cluster, by file and ticket.
     busy: FxHashMap<(FileId, Ticket), Vec<Parked>>,
     /// Work that can continue. Empty between two calls of the disk.
@@ -140,6 +145,7 @@ impl<F: Format> Disk<F> {
             unstamped: Vec::new(),
             merge: None,
             damage: MetDamage::default(),
+            changes: Changes::default(),
             busy: FxHashMap::default(),
             ready: VecDeque::new(),
             reclaim_due: true,
@@ -191,8 +197,10 @@ impl<F: Format> Disk<F> {
             self.active.end(number);
         } else if self.overlap.must_wait(&request, &self.active) {
             self.overlap.wait(request);
-        } else {
+        } else if self.changes.admit(&request) {
             self.start(request, io);
+        } else {
+            self.wait_for_map(request, io);
         }
         self.work(io);
     }
@@ -343,6 +351,7 @@ impl<F: Format> Disk<F> {
             Op::Meta => self.meta_written(done.result, io),
             Op::Stamp => self.stamped(file, done.result),
             Op::Sync => self.synced(file, done.result, io),
+            Op::MapWrite | Op::MapSync => self.map_op_ended(&op, file, done.result, io),
             Op::ReclaimSync { range } => self.reclaim_synced((file, range), done.result, io),
         }
     }
@@ -397,12 +406,13 @@ impl<F: Format> Disk<F> {
     fn start_waiting<I: Io>(&mut self, waiting: VecDeque<Request>, io: &mut I) {
         self.start_merge_chunk(io);
         for request in waiting {
-            if self.overlap.must_wait(&request, &self.active) {
+            if self.overlap.must_wait(&request, &self.active) || !self.changes.admit(&request) {
                 self.overlap.wait(request);
             } else {
                 self.start(request, io);
             }
         }
+        self.record_changes(io);
     }
 
     /// Counts what is parked as a part of its request, or as a read of its fill.

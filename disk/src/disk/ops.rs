@@ -38,6 +38,10 @@ pub(super) enum Op {
     Stamp,
     /// A sync of a round.
     Sync,
+    /// A write of the map of changed blocks.
+    MapWrite,
+    /// A sync of that map.
+    MapSync,
     /// The sync in front of the first reclaim.
     ReclaimSync { range: FileRange },
 }

@@ -18,6 +18,8 @@ pub struct Options {
     /// Bytes of memory for what is read in flight besides the guest's own data: one half for copy on write and merges,
     /// the other for compressed clusters. One operation of each kind always runs, however large.
     pub flight_bytes: u64,
+    /// Regions that may have an intent in the map of changed blocks. After a crash these count as changed throughout.
+    pub intents: usize,
 }
 
 impl Default for Options {
@@ -29,6 +31,7 @@ impl Default for Options {
             map_bytes: 22 << 20,
             trim_bytes: 512 << 10,
             flight_bytes: 16 << 20,
+            intents: 1024,
         }
     }
 }

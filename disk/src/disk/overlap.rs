@@ -85,6 +85,11 @@ impl Overlap {
         due.then(|| std::mem::take(&mut self.waiting))
     }
 
+    /// A map of changed blocks may admit some of them now.
+    pub fn may_go(&mut self) {
+        self.ended = !self.waiting.is_empty() || self.claim.is_some();
+    }
+
     /// Takes out those of a quiesced disk that `wanted` names. Nothing of them was begun, and nothing will be.
     pub fn take_waiting(&mut self, wanted: impl Fn(Token) -> bool) -> Vec<Request> {
         if !self.quiesced || !self.waiting.iter().any(|request| wanted(request.token())) {

@@ -21,6 +21,7 @@ impl<F: Format> Disk<F> {
             Op::ReadCompressed { .. } | Op::Load { .. } | Op::Meta | Op::Stamp | Op::Sync | Op::ReclaimSync { .. } => {
                 None
             }
+            Op::MapWrite | Op::MapSync => None,
         }
     }
 

@@ -18,6 +18,7 @@ mod model;
 mod no_space;
 mod random;
 mod throttling;
+mod tracking;
 mod unaligned;
 mod waiting;
 

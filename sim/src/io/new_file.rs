@@ -16,6 +16,14 @@ impl SimIo {
         id
     }
 
+    /// Adds the durable file of a map of changed blocks. A power loss while a sector of it is written may tear that.
+    pub fn add_map(&mut self, media: &Media) -> FileId {
+        let id = self.add(media);
+        self.sync_now(id);
+        self.storage.file_mut(id).may_tear();
+        id
+    }
+
     /// Shares the visible content of a file with a new one, as a reflink does. It is not durable in the new one.
     pub fn share(&mut self, from: FileId, to: FileId) {
         let media = self.file(from).visible().clone();

@@ -114,6 +114,8 @@ impl Run {
 
     /// Removes the layers above this one from the chain. They are no longer written to.
     pub(super) fn pop_to(&mut self, depth: usize) -> Result<(), Violation> {
+        // What the disk shows then was not recorded.
+        self.abandon_map()?;
         for layer in self.disk.pop_to(depth).map_err(refused)? {
             self.io.set_writable(layer.file, false);
             self.logs.close(layer.file);
@@ -125,6 +127,7 @@ impl Run {
     pub(super) fn push_leaf(&mut self, verb: &ActiveVerb, subject: &Subject) -> Result<(), Violation> {
         let NewFile { file, is_named_durably, .. } = *verb.new_file();
         let old = self.chains.swap_remove(0);
+        let below = old.clone();
         if self.bug == Some(Planted::SnapshotWithoutRound) {
             self.plot.borrow_mut().deaf = old.first().copied();
         }
@@ -135,7 +138,8 @@ impl Run {
         }
         let (leaf, log) = self.open(file, 0, subject)?;
         self.disk.push_leaf(file, leaf).map_err(refused)?;
-        self.disk.set_log(file, log).map_err(refused)
+        self.disk.set_log(file, log).map_err(refused)?;
+        if verb.asked == Step::Snapshot { self.switch_map(&below, subject) } else { Ok(()) }
     }
 
     /// Changes the guest's content to that of the layer. The old chain keeps its content.

@@ -75,6 +75,7 @@ impl Run {
             Some(bytes) => (Operation::Write { durable: false }, Segments::copy_of(&bytes)),
             None => (Operation::WriteZeroes { free: false, durable: false }, Segments::empty()),
         };
+        self.touch(sectors.range());
         let span = Span { at: DiskOffset(sectors.at * SECTOR), len: sectors.count * SECTOR };
         let Ok(request) = Request::new(operation, span, memory, COPY, &self.disk.geometry()) else {
             unreachable!("what is copied lies on the disk")

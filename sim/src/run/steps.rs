@@ -42,6 +42,8 @@ pub(super) struct ActiveVerb {
 pub(super) enum Phase {
     /// Not begun.
     Due,
+    /// The map of changed blocks is being extended, before anything else.
+    Extending,
     /// Requests are held until those in flight have ended.
     Draining,
     /// A round is in progress.
@@ -173,6 +175,7 @@ impl Run {
             (Phase::Syncing, Some(plan::Step::AwaitClosed)) => self.are_closed() || !self.disk.is_syncing(),
             (Phase::Due | Phase::Flushed(_), _) => true,
             (Phase::CopyingUp(left, _), _) => *left == 0,
+            (Phase::Extending, _) => self.disk.is_map_settled(),
             (Phase::Draining | Phase::Ending, _) => self.disk.is_quiet(),
             (Phase::Syncing, _) => !self.disk.is_syncing() && self.disk.is_quiet(),
             (Phase::Forgetting(_, aside), _) => !aside.is_syncing() && aside.is_quiet(),
@@ -205,6 +208,9 @@ impl Run {
 
     fn carry_out(&mut self, step: plan::Step, verb: &mut ActiveVerb, subject: &Subject) -> Result<Ended, Violation> {
         use plan::Step::*;
+        if verb.asked == Step::Grow && !self.has_extended_map(step, &mut verb.phase, subject)? {
+            return Ok(Ended::NotYet);
+        }
         match step {
             Hold => return Ok(self.hold(&mut verb.phase, false)),
             HoldDurable => return Ok(self.hold(&mut verb.phase, true)),
@@ -344,6 +350,7 @@ impl Run {
 
     /// Records the final time of the leaf's parent, which is no longer written to.
     fn record_parent_time(&mut self) -> Result<(), Violation> {
+        self.switch_map_late()?;
         let Some(parent) = self.file_at(1).filter(|file| !self.io.is_writable(*file)) else { return Ok(()) };
         let modified = self.io.modified(parent);
         self.relink(0, |link| link.modified.is_none().then_some(disk::Link { modified: Some(modified), ..link }))

@@ -22,6 +22,7 @@ use disk::{Access, Disk, FileId, Image, Operation, Options};
 use super::aside::{self, Aside};
 use super::opening::Opening;
 use super::{Run, Setup, Sight, Violation, Watch};
+use crate::changes::Tracked;
 use crate::io::SimIo;
 use crate::logs::Logs;
 use crate::planted::Planted;
@@ -71,6 +72,8 @@ pub fn take_over(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mu
 fn live_on(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watch<'_>) -> Result<(), Violation> {
     let mut files = death.chain.to_vec();
     files.extend(death.other.into_iter().flatten().filter(|file| !death.chain.contains(file)));
+    // The maps come last, so that the files of a chain have the numbers of their depths.
+    files.extend(sight.tracked.iter().map(|map| map.file));
     let forms = files.iter().filter_map(|id| sight.forms.get(usize::from(id.0)).copied()).collect::<Vec<_>>();
     let mut io = sight.io.after_death(&files, death.reached);
     let mut logs = sight.logs.of_chain(&files);
@@ -85,6 +88,8 @@ fn live_on(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watc
         let number = |file| files.iter().position(|other| other == file).and_then(|at| u8::try_from(at).ok());
         chain.iter().filter_map(number).map(FileId).collect()
     };
+    let tracked: Vec<Tracked> =
+        sight.tracked.iter().flat_map(|map| numbered(&[map.file]).first().map(|file| map.in_file(*file))).collect();
     let chains: Vec<Vec<FileId>> = [death.chain].into_iter().chain(death.other).map(numbered).collect();
     if death.next == Next::OnlyReads {
         io.set_writable(FileId(0), false);
@@ -99,7 +104,7 @@ fn live_on(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watc
             unsettled.push(file);
         } else if logs.is_left(file) && setup.bug != Some(Planted::ParentsDebtForgotten) {
             let mut look = |io: &SimIo, logs: &Logs| {
-                watch(&Sight { io, logs, forms: &forms, chains: &chains, siblings: &[], ..*sight })
+                watch(&Sight { io, logs, forms: &forms, chains: &chains, siblings: &[], tracked: &tracked, ..*sight })
             };
             let parent = (file, forms[depth]);
             // If a write fails, this process ends, and another one begins.
@@ -115,7 +120,8 @@ fn live_on(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watc
     unsettled.iter().for_each(|file| io.set_writable(*file, true));
     let only_read = setup.bug == Some(Planted::ParentsDebtOnlyRead);
     let opening = Opening::Served { unsettled: &unsettled, only_read };
-    let run = Run::on(setup, io, (logs, opening), forms, sight.oracle.clone(), chains)?;
+    let mut run = Run::on(setup, io, (logs, opening), forms.clone(), sight.oracle.clone(), chains.clone())?;
+    run.continue_map(tracked.clone())?;
     if setup.bug == Some(Planted::OwedWithoutSyncs) {
         // The sync between the first and second batch of pending writes.
         run.plot.borrow_mut().syncs.insert(FileId(0), [SyncFate::Honest, SyncFate::Hollow].into());

@@ -72,6 +72,15 @@ pub enum Violation {
     /// A file that was reported to a client may not survive, because its name is not durable.
     #[error("after a power loss file {}, which was answered for, has no name", .0.0)]
     Nameless(FileId),
+    /// A map of changed blocks does not open.
+    #[error("after a power loss the map of changed blocks does not open: {0}")]
+    Map(ImageError),
+    /// A map of changed blocks misses a change.
+    #[error("sector {0} has changed, and the map does not name it")]
+    Unnamed(u64),
+    /// A map of changed blocks names what no request came near.
+    #[error("the map names sector {0}, and nothing has changed near it")]
+    Overnamed(u64),
     /// A panic in the code under test.
     #[error("panic: {0}")]
     Panic(String),

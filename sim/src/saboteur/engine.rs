@@ -4,9 +4,12 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use disk::{Action, Allocation, EngineFailed, FileDone, FileId, FileOffset, FileOp, Io, Span, Until};
+use disk::{Action, Allocation, EngineFailed, FileDone, FileId, FileOffset, FileOp, Io, OpId, Span, Until};
+use memory::Segments;
 
+use super::pages;
 use crate::io::SimIo;
+use crate::planted::Planted;
 
 /// The fate of a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +35,12 @@ pub struct Instructions {
     pub deaf: Option<FileId>,
     /// Files whose logs are dropped as soon as a round is sealed.
     pub dropped: Vec<FileId>,
+    /// The maps of changed blocks, and the bug planted there.
+    pub maps: Vec<FileId>,
+    /// See `maps`.
+    pub map_bug: Option<Planted>,
+    /// Writes of maps that are answered and wait until the guest has written.
+    held: Vec<FileOp>,
 }
 
 /// The instructions, shared by formats and engine.
@@ -45,10 +54,55 @@ pub struct SabotagedIo<'a> {
     pub plot: &'a Plot,
 }
 
+/// The id of a write that was answered before.
+pub const ANSWERED: OpId = OpId(1 << 57);
+
+impl SabotagedIo<'_> {
+    /// Pushes an operation on a map of changed blocks, as a planted bug does.
+    #[allow(clippy::result_large_err, reason = "as `Io::push`")]
+    fn push_to_map(&mut self, op: FileOp) -> Result<(), FileOp> {
+        let bug = self.plot.borrow().map_bug;
+        match (bug, op.action) {
+            (Some(Planted::IntentNotSynced), Action::SyncData) => {
+                self.io.push_hollow_sync(FileOp { action: Action::SyncData, ..op });
+                Ok(())
+            }
+            (Some(bug), Action::Write { at, from }) if is_held(bug, at, &from) => {
+                let late = FileOp { id: ANSWERED, file: op.file, action: Action::Write { at, from } };
+                self.plot.borrow_mut().held.push(late);
+                self.io.push_hollow_sync(FileOp { action: Action::SyncData, ..op });
+                Ok(())
+            }
+            (Some(Planted::BitsLostWithIntent), Action::Write { at, from }) if !pages::is_header(at) => {
+                let mut bytes = from.to_vec();
+                pages::without_new_bits(at, &mut bytes, self.io.file(op.file).visible());
+                let from = Segments::copy_of(&bytes);
+                self.io.push(FileOp { action: Action::Write { at, from }, ..op })
+            }
+            (_, action) => self.io.push(FileOp { action, ..op }),
+        }
+    }
+}
+
+/// Whether the bug answers a write of a map before it is done.
+fn is_held(bug: Planted, at: FileOffset, from: &Segments) -> bool {
+    match bug {
+        Planted::IntentAfterData => !pages::is_header(at),
+        Planted::MapResizedLate => pages::is_size(at, &from.to_vec()),
+        _ => false,
+    }
+}
+
 impl Io for SabotagedIo<'_> {
     fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
+        if self.plot.borrow().maps.contains(&op.file) {
+            return self.push_to_map(op);
+        }
         if !matches!(op.action, Action::SyncData) {
-            return self.io.push(op);
+            let is_write = matches!(op.action, Action::Write { .. });
+            self.io.push(op)?;
+            let held = if is_write { std::mem::take(&mut self.plot.borrow_mut().held) } else { Vec::new() };
+            return held.into_iter().try_for_each(|op| self.io.push(op));
         }
         let mut plot = self.plot.borrow_mut();
         let agreed = plot.syncs.get_mut(&op.file).and_then(VecDeque::pop_front);

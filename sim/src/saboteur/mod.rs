@@ -4,6 +4,7 @@
 
 mod engine;
 pub mod order;
+pub mod pages;
 mod vhd;
 
 use std::collections::BTreeMap;
@@ -17,7 +18,7 @@ use crate::cluster::{self, CLUSTER};
 use crate::planted::{Layers, Planted};
 use crate::sector::SECTOR;
 use crate::subclusters;
-pub use engine::{Instructions, Plot, SabotagedIo, SyncFate};
+pub use engine::{ANSWERED, Instructions, Plot, SabotagedIo, SyncFate};
 use vhd::{BITMAP_LEN, BLOCK_LEN, bitmaps, bits_of, footers, header_in_place, header_last};
 
 /// A part of a block with a request in flight.

@@ -36,21 +36,29 @@ struct Outcome {
 /// Invariants checked:
 /// - no input panics, and none makes more than 128 KiB of answers wait for a client that does not read;
 /// - answers do not depend on how the client's bytes are cut into pieces;
-/// - answers are the greeting, then option replies of the protocol's form, to options that were sent.
+/// - answers are the greeting, then option replies of the protocol's form, to options that were sent;
+/// - a session that requires TLS serves nobody, and describes no export, before STARTTLS.
 pub fn negotiation(input: &[u8]) {
-    let whole = negotiate(input, input.len().max(1));
-    let bytes = negotiate(input, 1);
-    let pieces = negotiate(input, 7);
-    assert_eq!(whole, bytes, "all at once against byte by byte");
-    assert_eq!(whole, pieces, "all at once against pieces of 7");
-    check_answers(&whole.answers);
-    negotiate_deaf(input);
+    for begin in [Session::new, Session::requiring_tls] {
+        let whole = negotiate(begin, input, input.len().max(1));
+        let bytes = negotiate(begin, input, 1);
+        let pieces = negotiate(begin, input, 7);
+        assert_eq!(whole, bytes, "all at once against byte by byte");
+        assert_eq!(whole, pieces, "all at once against pieces of 7");
+        check_answers(&whole.answers);
+        negotiate_deaf(begin, input);
+    }
 }
 
-/// Feeds pieces of `cut` bytes and reads all answers, up to the end of the negotiation.
-fn negotiate(input: &[u8], cut: usize) -> Outcome {
+/// Begins a session whose tokens have this prefix.
+type Begin = fn(u64) -> Session;
+
+/// Feeds pieces of `cut` bytes and reads all answers, up to the end of the negotiation. What follows STARTTLS is fed
+/// as if it had been decrypted.
+fn negotiate(begin: Begin, input: &[u8], cut: usize) -> Outcome {
     let export = export(GEOMETRY);
-    let mut session = Session::new(0);
+    let mut session = begin(0);
+    let mut in_clear = session.needs_tls();
     let mut requests = VecDeque::new();
     let mut answers = drain(&mut session);
     let mut unread = Vec::new();
@@ -68,7 +76,13 @@ fn negotiate(input: &[u8], cut: usize) -> Outcome {
                 Err(error) => return Outcome { answers: [answers, drain(&mut session)].concat(), end: Err(error) },
             };
             unread.drain(..received.used);
-            answers.extend(drain(&mut session));
+            let said = drain(&mut session);
+            if in_clear {
+                assert!(session.is_negotiating() || received.next == Next::Disconnect);
+                check_before_tls(&said);
+            }
+            in_clear &= received.next != Next::StartTls;
+            answers.extend(said);
             if received.next == Next::Receive {
                 break;
             }
@@ -117,10 +131,24 @@ fn check_answers(answers: &[u8]) {
     assert_eq!(at, answers.len(), "the last answer is cut off");
 }
 
+/// Before TLS, only STARTTLS and ABORT have another answer than that it is required, or that they are malformed.
+fn check_before_tls(mut answers: &[u8]) {
+    const TLS_REQUIRED: usize = (1 << 31) + 5;
+    const INVALID: usize = (1 << 31) + 3;
+    while !answers.is_empty() {
+        let (option, kind, len) = (word(answers, 8), word(answers, 12), word(answers, 16));
+        assert!(
+            kind == TLS_REQUIRED || option == 2 || option == 5 && matches!(kind, 1 | INVALID),
+            "{option}: {kind:#x}"
+        );
+        answers = &answers[20 + len..];
+    }
+}
+
 /// Feeds everything to a session whose answers nobody reads.
-fn negotiate_deaf(input: &[u8]) {
+fn negotiate_deaf(begin: Begin, input: &[u8]) {
     let export = export(GEOMETRY);
-    let mut session = Session::new(0);
+    let mut session = begin(0);
     let mut requests = VecDeque::new();
     let received = session.receive(input, &export, &GEOMETRY, MemoryQuota::default(), &mut requests);
     if session.is_negotiating() {
@@ -263,6 +291,7 @@ impl Peer {
             self.unread.drain(..received.used);
             match received.next {
                 Next::Receive => return,
+                Next::StartTls => unreachable!("the session has no TLS"),
                 Next::Disconnect => {
                     self.ended = true;
                     return;

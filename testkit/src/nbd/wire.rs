@@ -17,6 +17,8 @@ const MAGIC: &[u8; 8] = b"IHAVEOPT";
 pub const OPTION_EXPORT_NAME: u32 = 1;
 /// NBD_OPT_LIST: list the exports.
 pub const OPTION_LIST: u32 = 3;
+/// NBD_OPT_STARTTLS: continue over TLS.
+pub const OPTION_STARTTLS: u32 = 5;
 /// NBD_OPT_GO: choose an export and begin.
 pub const OPTION_GO: u32 = 7;
 const OPTION_STRUCTURED_REPLY: u32 = 8;

@@ -18,7 +18,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::command::DiskRequest;
 use super::connection::Connection;
 use super::export::{Negotiated, REQUEST_MAX};
-use super::handshake::{ClientFlags, Handshake};
+use super::handshake::{ClientFlags, Encryption, Handshake};
 use super::outgoing::Outgoing;
 use super::session::{Session, SessionPhase};
 use super::transmission::{Receiving, Transmission};
@@ -108,7 +108,8 @@ impl ClientState {
     }
 
     fn negotiating(&mut self, handshake: &Handshake) -> Vec<u8> {
-        let Handshake { client, options, negotiated } = handshake;
+        // Of a client that uses TLS nothing is handed over.
+        let Handshake { client, options, negotiated, encryption: _ } = handshake;
         self.phase = if client.is_some() { NEGOTIATING } else { GREETED };
         self.options = *options;
         self.negotiated(*negotiated);
@@ -149,7 +150,7 @@ impl ClientState {
     }
 
     /// The phase of the session, with the received part of a write.
-    fn phase(&self, written: &[u8], prefix: u64) -> Option<SessionPhase> {
+    fn phase(&self, written: &[u8], needs_tls: bool, prefix: u64) -> Option<SessionPhase> {
         let client = ClientFlags { fixed: self.has(FIXED), no_zeroes: self.has(NO_ZEROES) };
         let client = (self.phase == NEGOTIATING).then_some(client);
         match self.phase {
@@ -157,6 +158,7 @@ impl ClientState {
                 client,
                 options: self.options,
                 negotiated: self.restored_options(),
+                encryption: if needs_tls { Encryption::Required } else { Encryption::Unavailable },
             })),
             SERVING => Some(SessionPhase::Serving(Transmission::resumed(
                 self.restored_options(),
@@ -184,11 +186,19 @@ impl ClientState {
     }
 }
 
-/// Restores a client; `prefix` computes the upper bits of its tokens from its number.
-pub(super) fn restore(parcel: Parcel, prefix: impl FnOnce(u32) -> u64) -> Result<Connection, HandoverError> {
+/// Restores a client; `prefix` computes the upper bits of its tokens from its number. A client that is served without
+/// TLS is refused if `needs_tls`.
+pub(super) fn restore(
+    parcel: Parcel,
+    needs_tls: bool,
+    prefix: impl FnOnce(u32) -> u64,
+) -> Result<Connection, HandoverError> {
     let refused = || HandoverError::Refused("the state of a client has an unknown format".into());
     let save =
         ClientState::read_from_bytes(&parcel.bytes).ok().filter(|save| save.version == VERSION).ok_or_else(refused)?;
+    if needs_tls && save.phase == SERVING {
+        return Err(HandoverError::Refused("a client is served without TLS, which is required now".into()));
+    }
     let [socket, file] = <[OwnedFd; 2]>::try_from(parcel.descriptors).map_err(|_| refused())?;
     let limits = [(save.outgoing, OUTGOING_MAX), (save.unread, UNREAD_MAX), (save.written, u64::from(REQUEST_MAX))];
     if limits.iter().any(|(len, max)| len > max) {
@@ -204,7 +214,7 @@ pub(super) fn restore(parcel: Parcel, prefix: impl FnOnce(u32) -> u64) -> Result
     };
     let (outgoing, unread, written) = (read_chunk(save.outgoing)?, read_chunk(save.unread)?, read_chunk(save.written)?);
     let prefix = prefix(save.client);
-    let phase = save.phase(&written, prefix).ok_or_else(refused)?;
+    let phase = save.phase(&written, needs_tls, prefix).ok_or_else(refused)?;
     let mut replies = Outgoing::default();
     replies.push(outgoing, Segments::empty());
     Ok(Connection::resumed(save.client, Session::resumed(phase, replies, prefix), socket, unread))

@@ -72,6 +72,8 @@ pub(super) enum InputProgress {
     Incomplete,
     /// There is no memory for a request of this number of bytes.
     Stalled(usize),
+    /// This number of bytes was used, and whatever follows is TLS.
+    StartTls(usize),
     /// The client has disconnected.
     Disconnect,
 }

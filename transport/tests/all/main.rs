@@ -19,6 +19,8 @@ mod blkif_takeover;
 mod nbd_corpus;
 mod nbd_hostile;
 mod nbd_protocol;
+mod nbd_tls;
+mod nbd_tls_hostile;
 mod nbd_tools;
 mod vhost_blkio;
 mod vhost_inflight;

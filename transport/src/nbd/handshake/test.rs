@@ -208,6 +208,35 @@ fn unknown_options_and_tls_are_unsupported() {
     }
 }
 
+fn requiring_tls() -> Handshake {
+    Handshake { encryption: Encryption::Required, ..fixed() }
+}
+
+#[test]
+fn nothing_but_starttls_and_abort_is_accepted_before_tls() {
+    for number in [0, 3, 4, 6, 7, 8, 9, 10, 11, 77, u32::MAX] {
+        let (progress, replies) = send_option(&mut requiring_tls(), number, &export_query(b"", &[]));
+        assert_eq!(kinds(&replies), [wire::REP_ERR_TLS_REQD], "{number}");
+        assert!(matches!(progress, Progress::Negotiating(_)));
+    }
+    assert_eq!(send_option(&mut requiring_tls(), wire::OPT_ABORT, &[]).0, Progress::Aborted);
+    let named = requiring_tls().step(&option(wire::OPT_EXPORT_NAME, b""), &export(), &mut Vec::new());
+    assert_eq!(named, Err(ProtocolError::TlsRequired));
+    assert_eq!(kinds(&send_option(&mut requiring_tls(), wire::OPT_STARTTLS, b"x").1), [wire::REP_ERR_INVALID]);
+}
+
+#[test]
+fn starttls_forgets_what_was_negotiated_and_is_refused_afterwards() {
+    let negotiated = Negotiated { structured: true, allocation: true, depth: true };
+    let mut handshake = Handshake { negotiated, ..requiring_tls() };
+    let (progress, replies) = send_option(&mut handshake, wire::OPT_STARTTLS, &[]);
+    assert_eq!((progress, kinds(&replies)), (Progress::StartTls(16), vec![wire::REP_ACK]));
+    assert_eq!(handshake.negotiated, Negotiated::default());
+    assert_eq!(kinds(&send_option(&mut handshake, wire::OPT_STARTTLS, &[]).1), [wire::REP_ERR_INVALID]);
+    let (progress, _) = send_option(&mut handshake, wire::OPT_GO, &export_query(b"", &[]));
+    assert!(matches!(progress, Progress::Negotiated(_, negotiated) if negotiated == Negotiated::default()));
+}
+
 #[test]
 fn abort_is_acknowledged() {
     let (progress, replies) = send_option(&mut fixed(), wire::OPT_ABORT, &[]);

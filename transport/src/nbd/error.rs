@@ -34,12 +34,15 @@ pub enum ProtocolError {
     /// A nonexistent export, named by the option that has no error reply.
     #[error("the client requested an export that does not exist")]
     UnknownExport,
+    /// NBD_OPT_EXPORT_NAME from a client that has negotiated extended headers, which requires NBD_OPT_GO.
+    #[error("the client negotiated extended headers and then used the option EXPORT_NAME")]
+    NotGo,
     /// A request without its magic number.
     #[error("a request does not begin with its magic number")]
     RequestMagic,
-    /// A write with more data than we announced to support.
-    #[error("a write announces {0} bytes of data")]
-    WriteTooLong(u32),
+    /// A write, or another request with data, with more than we announced to support.
+    #[error("a request announces {0} bytes of data")]
+    DataTooLong(u64),
 }
 
 /// Why a connection has ended.

@@ -25,10 +25,19 @@ pub struct Export {
 pub(super) struct Negotiated {
     /// Replies may be structured; those to READ must be.
     pub(super) structured: bool,
+    /// Requests and replies have extended headers; then `structured` is set, too, and all replies are chunks.
+    pub(super) extended: bool,
     /// The context `base:allocation` was requested.
     pub(super) allocation: bool,
     /// The context `qemu:allocation-depth` was requested.
     pub(super) depth: bool,
+}
+
+impl Negotiated {
+    /// Returns true if a context was requested.
+    pub(super) fn has_contexts(self) -> bool {
+        self.allocation || self.depth
+    }
 }
 
 impl Export {
@@ -47,7 +56,8 @@ impl Export {
             wire::SEND_FUA | wire::SEND_TRIM | wire::SEND_WRITE_ZEROES | wire::SEND_FAST_ZERO
         };
         let structured = if negotiated.structured { wire::SEND_DF } else { 0 };
-        always | changes | structured
+        let filtered = if negotiated.extended && negotiated.has_contexts() { wire::BLOCK_STATUS_PAYLOAD } else { 0 };
+        always | changes | structured | filtered
     }
 
     /// The minimum efficient block size, for a client that has requested block sizes. For others only 1 may be

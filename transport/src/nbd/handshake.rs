@@ -124,6 +124,9 @@ impl Handshake {
             if needs_tls {
                 return Err(ProtocolError::TlsRequired);
             }
+            if self.negotiated.extended {
+                return Err(ProtocolError::NotGo);
+            }
             self.export_name(client, data, export, out)?;
             return Ok(Progress::Negotiated(used, self.negotiated));
         }
@@ -151,7 +154,7 @@ impl Handshake {
                 self.info(option, data, export, out);
             }
             wire::OPT_LIST => list(data, export, out),
-            wire::OPT_STRUCTURED_REPLY => self.structured_reply(data, out),
+            wire::OPT_STRUCTURED_REPLY | wire::OPT_EXTENDED_HEADERS => self.reply_style(option, data, out),
             wire::OPT_LIST_META_CONTEXT => self.list_contexts(data, export, out),
             wire::OPT_SET_META_CONTEXT => self.set_contexts(data, export, out),
             _ => refuse(out, option, wire::REP_ERR_UNSUP, "the option is not supported"),
@@ -233,13 +236,18 @@ impl Handshake {
         true
     }
 
-    /// NBD_OPT_STRUCTURED_REPLY.
-    fn structured_reply(&mut self, data: &[u8], out: &mut Vec<u8>) {
+    /// NBD_OPT_STRUCTURED_REPLY and NBD_OPT_EXTENDED_HEADERS, which takes precedence and needs no other option before.
+    fn reply_style(&mut self, option: u32, data: &[u8], out: &mut Vec<u8>) {
         if !data.is_empty() {
-            return refuse(out, wire::OPT_STRUCTURED_REPLY, wire::REP_ERR_INVALID, "the option must have no data");
+            return refuse(out, option, wire::REP_ERR_INVALID, "the option must have no data");
+        }
+        if option == wire::OPT_EXTENDED_HEADERS {
+            self.negotiated.extended = true;
+        } else if self.negotiated.extended {
+            return refuse(out, option, wire::REP_ERR_EXT_HEADER_REQD, "extended headers have been negotiated");
         }
         self.negotiated.structured = true;
-        reply(out, wire::OPT_STRUCTURED_REPLY, wire::REP_ACK, &[]);
+        reply(out, option, wire::REP_ACK, &[]);
     }
 
     /// NBD_OPT_LIST_META_CONTEXT. Without queries all contexts are listed; a namespace selects the contexts in it.

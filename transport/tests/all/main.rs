@@ -17,6 +17,7 @@ mod blkif_hostile;
 mod blkif_protocol;
 mod blkif_takeover;
 mod nbd_corpus;
+mod nbd_extended;
 mod nbd_hostile;
 mod nbd_protocol;
 mod nbd_tls;

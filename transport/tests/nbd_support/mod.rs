@@ -191,6 +191,11 @@ impl Served {
         Connection::structured(self.path()).unwrap()
     }
 
+    /// A client that uses extended headers.
+    pub fn extended(&self) -> Connection {
+        Connection::extended(self.path()).unwrap()
+    }
+
     /// A file name in the test's own directory.
     pub fn file(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)

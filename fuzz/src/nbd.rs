@@ -183,12 +183,14 @@ struct Peer {
     session: Session,
     export: Export,
     structured: bool,
+    /// With extended headers, which include structured replies.
+    extended: bool,
     bytes: Vec<u8>,
     requests: VecDeque<Request>,
     unread: Vec<u8>,
     received: Vec<u8>,
-    /// Commands not answered, by cookie: kind and length.
-    open: BTreeMap<u64, (u16, u32)>,
+    /// Commands not answered, by cookie: kind, offset and length.
+    open: BTreeMap<u64, (u16, u64, u64)>,
     cookie: u64,
     /// Data that reads must return, by cookie.
     expected: BTreeMap<u64, Vec<u8>>,
@@ -200,16 +202,19 @@ const READ: u16 = 0;
 const WRITE: u16 = 1;
 const DISC: u16 = 2;
 const BLOCK_STATUS: u16 = 7;
+const PAYLOAD_LEN: u16 = 1 << 5;
 
 impl Peer {
     fn new(setup: u8) -> Peer {
-        let structured = setup & 1 != 0;
+        let extended = setup & 8 != 0;
+        let structured = extended || setup & 1 != 0;
         let block = if setup & 2 != 0 { 4096 } else { 512 };
         let geometry = Geometry { block, read_only: setup & 4 != 0, ..GEOMETRY };
         let mut peer = Peer {
             session: Session::new(0),
             export: export(geometry),
             structured,
+            extended,
             bytes: vec![0; 1 << 20],
             requests: VecDeque::new(),
             unread: Vec::new(),
@@ -222,7 +227,8 @@ impl Peer {
         };
         peer.send(&3u32.to_be_bytes());
         if structured {
-            peer.send(&[&b"IHAVEOPT"[..], &[0, 0, 0, 8, 0, 0, 0, 0]].concat());
+            let style = if extended { 11 } else { 8 };
+            peer.send(&[&b"IHAVEOPT"[..], &[0, 0, 0, style, 0, 0, 0, 0]].concat());
             let query = b"\0\0\0\0\0\0\0\x01\0\0\0\x0fbase:allocation";
             peer.send(&[&b"IHAVEOPT"[..], &[0, 0, 0, 10, 0, 0, 0, 27], query].concat());
         }
@@ -244,6 +250,9 @@ impl Peer {
                 let len = u32::from(u16::from_be_bytes([len_high, len_low]) % 512) * 512 + u32::from(tweak >> 1 & 1);
                 // A length of 32 MiB and more, for each command.
                 let len = if tweak & 0x80 != 0 { len + (32 << 20) } else { len };
+                if self.extended {
+                    return self.extended_command(u16::from(what % 9), u16::from(flags), at, len.into(), tweak, fill);
+                }
                 self.command(u16::from(what % 9), u16::from(flags), at, len, fill);
             }
             128..=191 => self.answer_one(usize::from(flags)),
@@ -269,7 +278,33 @@ impl Peer {
             self.sane = false;
         }
         if kind != DISC {
-            self.open.insert(cookie, (kind, len));
+            self.open.insert(cookie, (kind, at, len.into()));
+        }
+        self.send(&bytes);
+    }
+
+    /// A command whose header is extended. A write mostly has its payload flag, others have it at times; a block status
+    /// with it selects contexts, at times soundly.
+    fn extended_command(&mut self, kind: u16, flags: u16, at: u64, len: u64, tweak: u8, fill: u8) {
+        self.cookie += 1;
+        let flags = if kind == WRITE && tweak & 0x40 == 0 { flags | PAYLOAD_LEN } else { flags };
+        let has_data = flags & PAYLOAD_LEN != 0;
+        let selection = [&len.to_be_bytes()[..], &[0, 0, 0, 1 + tweak % 2]].concat();
+        let selects = has_data && kind == BLOCK_STATUS && tweak & 4 != 0;
+        let wide = if has_data { 0 } else { u64::from(tweak & 0x20) << 35 };
+        let len = if selects { 12 } else { len + wide };
+        let [flags, kind_bytes] = [flags, kind].map(u16::to_be_bytes);
+        let head = [&[0x21, 0xe4, 0x1c, 0x71], &flags[..], &kind_bytes, &self.cookie.to_be_bytes()].concat();
+        let mut bytes = [&head[..], &at.to_be_bytes(), &len.to_be_bytes()].concat();
+        if selects {
+            bytes.extend_from_slice(&selection);
+        } else if has_data && len <= 1 << 20 {
+            bytes.resize(bytes.len() + len as usize, fill);
+        } else if has_data && len <= 32 << 20 {
+            self.sane = false;
+        }
+        if kind != DISC {
+            self.open.insert(self.cookie, (kind, at, len));
         }
         self.send(&bytes);
     }
@@ -376,29 +411,43 @@ impl Peer {
     /// Checks one reply; returns its length.
     fn reply(&mut self, at: usize) -> usize {
         let bytes = &self.received[at..];
-        let (cookie_at, structured) = match bytes[..4] {
-            [0x67, 0x44, 0x66, 0x98] => (8, false),
-            [0x66, 0x8e, 0x33, 0xef] => (8, true),
-            _ => panic!("a reply with the magic number {:x?}", &bytes[..4]),
-        };
-        let cookie = u64::from_be_bytes(bytes[cookie_at..cookie_at + 8].try_into().unwrap());
+        // A simple reply has its cookie where chunks have theirs.
+        let cookie = u64::from_be_bytes(bytes[8..16].try_into().unwrap());
         let command = self.open.remove(&cookie);
         assert!(command.is_some() || !self.sane, "cookie {cookie} was answered twice, or never asked");
-        let (kind, len) = command.unwrap_or((u16::MAX, 0));
-        if structured {
+        let (kind, from, len) = command.unwrap_or((u16::MAX, 0, 0));
+        let head = match bytes[..4] {
+            [0x67, 0x44, 0x66, 0x98] => None,
+            [0x66, 0x8e, 0x33, 0xef] => Some(20),
+            [0x6e, 0x8a, 0x27, 0x8c] => Some(32),
+            _ => panic!("a reply with the magic number {:x?}", &bytes[..4]),
+        };
+        assert_eq!(self.extended, head == Some(32), "another style than was negotiated");
+        if let Some(head) = head {
             assert!(self.structured);
-            let (chunk, payload) = (u16::from_be_bytes([bytes[6], bytes[7]]), word(bytes, 16));
+            if self.extended {
+                assert_eq!(bytes[24..28], [0; 4], "a payload of 4 GiB");
+                assert!(bytes[16..24] == from.to_be_bytes() || !self.sane, "the offset of another request");
+            }
+            let (chunk, payload) = (u16::from_be_bytes([bytes[6], bytes[7]]), word(bytes, head - 4));
             match chunk {
                 0 => assert_eq!(payload, 0),
-                1 => assert!(kind == READ && payload == len as usize + 8 || !self.sane),
-                5 => assert!(kind == BLOCK_STATUS && payload >= 12 || !self.sane),
-                0x8001 => assert_eq!(payload, 6 + usize::from(u16::from_be_bytes([bytes[24], bytes[25]]))),
+                1 => assert!(kind == READ && payload as u64 == len + 8 || !self.sane),
+                5 => assert!(!self.extended && (kind == BLOCK_STATUS && payload >= 12 || !self.sane)),
+                6 => {
+                    assert!(self.extended && (kind == BLOCK_STATUS || !self.sane));
+                    assert!(payload >= 24 && payload == 8 + 16 * word(bytes, head + 4));
+                }
+                0x8001 => {
+                    let text = u16::from_be_bytes([bytes[head + 4], bytes[head + 5]]);
+                    assert_eq!(payload, 6 + usize::from(text));
+                }
                 _ => panic!("chunk of type {chunk}"),
             }
             if chunk == 1 {
-                self.data(at + 28, payload - 8);
+                self.data(at + head + 8, payload - 8);
             }
-            return 20 + payload;
+            return head + payload;
         }
         assert!(!self.structured || (kind != READ && kind != BLOCK_STATUS) || !self.sane);
         let data = if kind == READ && word(bytes, 4) == 0 { len as usize } else { 0 };

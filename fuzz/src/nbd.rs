@@ -288,7 +288,8 @@ impl Peer {
     fn extended_command(&mut self, kind: u16, flags: u16, at: u64, len: u64, tweak: u8, fill: u8) {
         self.cookie += 1;
         let flags = if kind == WRITE && tweak & 0x40 == 0 { flags | PAYLOAD_LEN } else { flags };
-        let has_data = flags & PAYLOAD_LEN != 0;
+        // QEMU's writes have data without the flag.
+        let has_data = kind == WRITE || flags & PAYLOAD_LEN != 0;
         let selection = [&len.to_be_bytes()[..], &[0, 0, 0, 1 + tweak % 2]].concat();
         let selects = has_data && kind == BLOCK_STATUS && tweak & 4 != 0;
         let wide = if has_data { 0 } else { u64::from(tweak & 0x20) << 35 };

@@ -1,7 +1,7 @@
 //! `--nbd-tls`: reads the files of a directory that is laid out as for QEMU and nbdkit.
 //!
-//! It knows nothing about TLS. Invariant: without `--nbd-tls-verify-peer no`, settings exist only with an authority that
-//! signs the certificates of clients.
+//! It knows nothing about TLS. Invariant: without `--nbd-tls-verify-peer no`, settings exist only with an authority
+//! that signs the certificates of clients.
 
 use std::fs;
 use std::io;

@@ -1,5 +1,5 @@
-//! `serve --nbd-tls`: certificates that cannot be used are refused before anything is opened; a confined process and the
-//! next one after an upgrade serve over TLS.
+//! `serve --nbd-tls`: certificates that cannot be used are refused before anything is opened; a confined process and
+//! the next one after an upgrade serve over TLS.
 
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, Write};

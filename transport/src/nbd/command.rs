@@ -9,7 +9,7 @@ use zerocopy::FromBytes;
 use super::error::ProtocolError;
 use super::export::{Negotiated, REQUEST_MAX};
 use super::handshake::{ALLOCATION_ID, DEPTH_ID};
-use super::reply::Origin;
+use super::origin::Origin;
 use super::wire::{self, Errno, ExtendedRequestHeader, RequestHeader};
 
 /// The header of a request, compact or extended.
@@ -65,8 +65,8 @@ impl Header {
         Ok(Some((parsed, has_data, size_of::<ExtendedRequestHeader>())))
     }
 
-    /// Returns the number of bytes of data that this header's BLOCK_STATUS has if it selects contexts. Other lengths are
-    /// those of no selection that could be served.
+    /// Returns the number of bytes of data of a BLOCK_STATUS that selects contexts. Other lengths are those of no
+    /// selection that could be served.
     pub(super) fn selection(&self, negotiated: Negotiated) -> Option<usize> {
         let selects = self.kind == wire::CMD_BLOCK_STATUS && negotiated.extended && negotiated.has_contexts();
         [SELECTION + 4, SELECTION + 8].into_iter().find(|len| selects && usize::try_from(self.data) == Ok(*len))
@@ -91,6 +91,10 @@ impl Header {
         Some((Header { flags, len: u64::from_be_bytes(*len), data: 0, ..self }, selected))
     }
 }
+
+/// The maximum number of bytes that are described at once. The client requests the rest separately: the metadata of a
+/// larger range may take the disk seconds, in which it serves no other client.
+const EXTENTS_MAX: u64 = 1 << 32;
 
 /// The length of a selection of contexts ("NBD_CMD_BLOCK_STATUS") in front of their ids.
 const SELECTION: usize = size_of::<u64>();
@@ -209,7 +213,10 @@ fn span(header: &Header, operation: Operation, geometry: &Geometry) -> Result<Sp
     if operation == Operation::Read && span.len > u64::from(REQUEST_MAX) {
         return invalid("the request is longer than 32 MiB");
     }
-    Ok(span)
+    match operation {
+        Operation::Extents { .. } => Ok(Span { len: span.len.min(EXTENTS_MAX), ..span }),
+        _ => Ok(span),
+    }
 }
 
 fn is_aligned(span: Span, geometry: &Geometry) -> bool {

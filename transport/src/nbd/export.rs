@@ -2,6 +2,7 @@
 
 use disk::Geometry;
 
+use super::error::BindError;
 use super::wire;
 
 /// The largest READ or WRITE: the default that clients assume ("Block size constraints").
@@ -41,6 +42,16 @@ impl Negotiated {
 }
 
 impl Export {
+    /// Checks that texts do not exceed the protocol's limits.
+    pub(super) fn check_texts(&self) -> Result<(), BindError> {
+        for (what, text) in [("the name", &self.name), ("the description", &self.description)] {
+            if text.len() > wire::STRING_MAX {
+                return Err(BindError::TextTooLong { what, len: text.len(), max: wire::STRING_MAX });
+            }
+        }
+        Ok(())
+    }
+
     /// Returns true if `name` is this export's name, or empty.
     pub(super) fn has_name(&self, name: &[u8]) -> bool {
         name.is_empty() || name == self.name.as_bytes()

@@ -19,14 +19,14 @@ use super::command::DiskRequest;
 use super::connection::Connection;
 use super::export::{Negotiated, REQUEST_MAX};
 use super::handshake::{ClientFlags, Encryption, Handshake};
+use super::origin::Origin;
 use super::outgoing::Outgoing;
-use super::reply::Origin;
 use super::session::{Session, SessionPhase};
 use super::transmission::{Receiving, Transmission};
 use crate::{HandoverError, Parcel};
 
-/// The version of this layout, and that of clients with extended headers, which earlier releases must refuse: they would
-/// take their requests for others.
+/// The version of this layout, and that of clients with extended headers, which earlier releases must refuse: they
+/// would take their requests for others.
 const VERSION: u32 = 1;
 const VERSION_EXTENDED: u32 = 2;
 

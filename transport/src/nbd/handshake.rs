@@ -162,8 +162,8 @@ impl Handshake {
         Ok(Progress::Negotiating(used))
     }
 
-    /// NBD_OPT_STARTTLS. Returns true if the option was acknowledged. Then everything negotiated before is forgotten: it
-    /// may have been inserted by a third party.
+    /// NBD_OPT_STARTTLS. Returns true if the option was acknowledged. Then everything negotiated before is forgotten:
+    /// it may have been inserted by a third party.
     fn start_tls(&mut self, data: &[u8], out: &mut Vec<u8>) -> bool {
         let option = wire::OPT_STARTTLS;
         match self.encryption {

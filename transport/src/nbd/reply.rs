@@ -10,19 +10,13 @@ use zerocopy::IntoBytes;
 use super::command::ErrorReply;
 use super::export::Negotiated;
 use super::handshake::{ALLOCATION_ID, DEPTH_ID};
+use super::origin::Origin;
 use super::outgoing::Head;
 use super::wire::{self, ChunkHeader, Descriptor, Errno, ExtendedChunkHeader, ExtendedDescriptor, SimpleReply};
 
-/// The maximum number of extents in a reply, which is then 64 KiB, or twice that if it is extended. The client requests the rest separately.
+/// The maximum number of extents in a reply, which is then 64 KiB, or twice that if it is extended. The client requests
+/// the rest separately.
 const DESCRIPTORS_MAX: usize = 8192;
-
-/// The fields of a request that its replies repeat.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Origin {
-    pub(super) cookie: u64,
-    /// The offset in its header. Only extended headers have it.
-    pub(super) at: u64,
-}
 
 /// The only mapping from status to protocol error; `None` is success.
 pub(super) fn error_reply(status: Status) -> Option<ErrorReply> {

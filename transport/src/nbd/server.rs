@@ -24,7 +24,7 @@ use super::handshake::OPTION_DATA_MAX;
 use super::listener::{Address, Listener};
 use super::memory_quota::MemoryQuota;
 use super::session::Session;
-use super::wire::STRING_MAX;
+use super::slot::{index_of, key, token_prefix};
 use crate::log::{Log, with_causes};
 use crate::{HandOver, Handover, HandoverError, Interest, KeepMemory, MemoryChange, Watch, WatchKey};
 
@@ -83,14 +83,14 @@ impl Server {
     }
 
     fn bind_with(config: Config, mode: Option<Mode>) -> Result<Server, BindError> {
-        check_texts(&config.export)?;
+        config.export.check_texts()?;
         let listener = Listener::bind(&config.address, mode)?;
         Server::on(listener, config.export, config.tls)
     }
 
     /// Uses a listening Unix socket that is bound to `path`. The path is not removed.
     pub fn on_socket(socket: OwnedFd, path: &Path, export: Export, tls: Option<Tls>) -> Result<Server, BindError> {
-        check_texts(&export)?;
+        export.check_texts()?;
         Server::on(Listener::from_socket(socket, path)?, export, tls)
     }
 
@@ -126,7 +126,7 @@ impl Server {
     ) -> Result<Server, HandoverError> {
         let Handover { listener, bound, peers } = handover;
         let refused = |error: BindError| HandoverError::Refused(with_causes(&error));
-        check_texts(&export).map_err(refused)?;
+        export.check_texts().map_err(refused)?;
         let listener = Listener::from_bound(listener, path, bound).map_err(refused)?;
         let mut server = Server::on(listener, export, tls).map_err(refused)?;
         for (index, parcel) in peers.into_iter().enumerate().take(CONNECTIONS_MAX) {
@@ -479,37 +479,7 @@ impl Drop for Server {
     }
 }
 
-/// Checks that texts do not exceed the protocol's limits.
-fn check_texts(export: &Export) -> Result<(), BindError> {
-    for (what, text) in [("the name", &export.name), ("the description", &export.description)] {
-        if text.len() > STRING_MAX {
-            return Err(BindError::TextTooLong { what, len: text.len(), max: STRING_MAX });
-        }
-    }
-    Ok(())
-}
-
 /// The quota of `connection`, if all connections together hold `held` bytes.
 fn quota_of(connection: &Connection, held: usize) -> MemoryQuota {
     MemoryQuota { others: held - connection.session.held() }
-}
-
-/// The watch key of a connection: its slot and, since slots are reused, its client number.
-fn key(index: usize, client: u32) -> WatchKey {
-    WatchKey(slot(index) << 32 | u64::from(client))
-}
-
-/// All of a token except the lowest 16 bits, which belong to the session.
-fn token_prefix(index: usize, client: u32) -> u64 {
-    slot(index) << 48 | u64::from(client) << 16
-}
-
-/// The slot number of a connection in keys and tokens.
-fn slot(index: usize) -> u64 {
-    let Ok(slot) = u16::try_from(index) else { unreachable!("at most CONNECTIONS_MAX slots") };
-    slot.into()
-}
-
-fn index_of(request: &Request) -> usize {
-    in_memory(request.token().0 >> 48)
 }

@@ -15,8 +15,9 @@ use super::command::{DiskRequest, ErrorReply, Header, Verdict, validate};
 use super::error::ProtocolError;
 use super::export::Negotiated;
 use super::memory_quota::MemoryQuota;
+use super::origin::Origin;
 use super::outgoing::{Head, Outgoing};
-use super::reply::{self, Origin};
+use super::reply;
 use super::wire::{self, Errno};
 
 /// The maximum number of one connection's requests in progress. QEMU has 16 in flight, libnbd's tools 64.

@@ -95,6 +95,8 @@ impl Header {
 /// The maximum number of bytes that are described at once. The client requests the rest separately: the metadata of a
 /// larger range may take the disk seconds, in which it serves no other client.
 const EXTENTS_MAX: u64 = 1 << 32;
+/// The maximum number of bytes that the disk zeroes or frees at once, for the same reason.
+const PART_MAX: u64 = 1 << 32;
 
 /// The length of a selection of contexts ("NBD_CMD_BLOCK_STATUS") in front of their ids.
 const SELECTION: usize = size_of::<u64>();
@@ -117,6 +119,8 @@ pub(super) enum Verdict {
 pub(super) struct DiskRequest {
     pub(super) operation: Operation,
     pub(super) span: Span,
+    /// The number of bytes behind `span` that the request is for, too: they are passed to the disk afterwards.
+    pub(super) rest: u64,
     /// FUA on an operation without a durable form in the disk: a flush must follow before the reply.
     pub(super) flush_after: bool,
     /// NBD_CMD_FLAG_REQ_ONE: the reply contains one extent only.
@@ -160,7 +164,8 @@ pub(super) fn validate(header: &Header, negotiated: Negotiated, geometry: &Geome
         }
         Ok(span) => Verdict::Serve(DiskRequest {
             operation,
-            span,
+            span: first_part(operation, span),
+            rest: span.len - first_part(operation, span).len,
             flush_after: durable && operation == Operation::Discard,
             one_extent: flags & wire::CMD_FLAG_REQ_ONE != 0,
             fast,
@@ -216,6 +221,16 @@ fn span(header: &Header, operation: Operation, geometry: &Geometry) -> Result<Sp
     match operation {
         Operation::Extents { .. } => Ok(Span { len: span.len.min(EXTENTS_MAX), ..span }),
         _ => Ok(span),
+    }
+}
+
+/// Returns the part of a range that the disk zeroes or frees at once: to the next multiple of [`PART_MAX`].
+pub(super) fn first_part(operation: Operation, span: Span) -> Span {
+    match operation {
+        Operation::Discard | Operation::WriteZeroes { .. } => {
+            Span { len: span.len.min(PART_MAX - span.at % PART_MAX), ..span }
+        }
+        _ => span,
     }
 }
 

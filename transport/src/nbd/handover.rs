@@ -194,8 +194,15 @@ impl ClientState {
         memory.slice(0, written.len()).copy_from(written);
         let operation = Operation::Write { durable: self.has(DURABLE) };
         let span = Span { at: DiskOffset(self.write_at), len: u64::from(self.write_len) };
-        let request =
-            DiskRequest { operation, span, flush_after: false, one_extent: false, fast: false, discard_result: false };
+        let request = DiskRequest {
+            operation,
+            span,
+            rest: 0,
+            flush_after: false,
+            one_extent: false,
+            fast: false,
+            discard_result: false,
+        };
         let origin = Origin { cookie: self.cookie, at: self.write_at };
         Some(Receiving::Data { origin, request, memory, filled: written.len() })
     }

@@ -11,7 +11,7 @@ use disk::size::in_memory;
 use disk::{DiskOffset, Extent, Geometry, Operation, Request, Status, Token};
 use memory::Segments;
 
-use super::command::{DiskRequest, ErrorReply, Header, Verdict, validate};
+use super::command::{DiskRequest, ErrorReply, Header, Verdict, first_part, validate};
 use super::error::ProtocolError;
 use super::export::Negotiated;
 use super::memory_quota::MemoryQuota;
@@ -277,6 +277,10 @@ impl Transmission {
             request.retire();
             return;
         };
+        if pending.request.rest > 0 && status == Status::Done {
+            request.retire();
+            return self.next_part(pending, outgoing, follow);
+        }
         if pending.request.flush_after && status == Status::Done && request.operation() == Operation::Discard {
             request.retire();
             return self.flush_before_reply(pending, outgoing, follow);
@@ -326,6 +330,23 @@ impl Transmission {
             self.held -= pending.map_or(0, |pending| memory_of(Verdict::Serve(pending.request)));
         }
         pending
+    }
+
+    /// Submits the next part of a request that is for more than the disk is to do at once.
+    fn next_part(
+        &mut self,
+        done: Pending,
+        outgoing: &mut Outgoing,
+        follow: Option<(&Geometry, &mut VecDeque<Request>)>,
+    ) {
+        let Some((geometry, requests)) = follow else {
+            return self.reply(done.origin, false, Some(STOPPING), outgoing);
+        };
+        let DiskRequest { operation, span, rest, .. } = done.request;
+        let left = disk::Span { at: span.end(), len: rest };
+        let span = first_part(operation, left);
+        let request = DiskRequest { span, rest: rest - span.len, ..done.request };
+        self.submit(Pending { request, ..done }, Segments::empty(), geometry, outgoing, requests);
     }
 
     /// Submits a flush for a completed trim with FUA, which is answered when the flush has made it durable.

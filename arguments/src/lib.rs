@@ -99,7 +99,17 @@ pub struct Serve {
     /// guest's firmware
     #[arg(long, help_heading = "Transport", value_name = "SOCKET|HOST:PORT")]
     pub nbd: Option<String>,
-    /// Let clients on other hosts write over NBD, which is neither encrypted nor authenticated
+    /// Serve NBD only over TLS, with the certificates in this directory, whose files are named as for QEMU and nbdkit:
+    /// server-cert.pem, server-key.pem, ca-cert.pem and perhaps ca-crl.pem
+    #[arg(long, help_heading = "Transport", value_name = "DIRECTORY", requires = "nbd")]
+    #[arg(conflicts_with_all = ["xen", "print"])]
+    pub nbd_tls: Option<PathBuf>,
+    /// Whether NBD clients must show a certificate signed by one in ca-cert.pem. no: everyone who reaches the address
+    /// may use the disk
+    #[arg(long, help_heading = "Transport", value_name = "yes|no", default_value = "yes", requires = "nbd_tls")]
+    #[arg(hide_possible_values = true)]
+    pub nbd_tls_verify_peer: VerifyPeer,
+    /// Let clients on other hosts write over NBD, which is neither encrypted nor authenticated without --nbd-tls
     #[arg(long, help_heading = "Transport", requires = "nbd")]
     pub allow_unencrypted: bool,
     /// NBD export name, in addition to the empty name [default: the image's name]
@@ -409,6 +419,15 @@ pub enum IoEngine {
     Uring,
     /// Linux AIO.
     Aio,
+}
+
+/// Values of `--nbd-tls-verify-peer`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum VerifyPeer {
+    /// Clients without a certificate are refused.
+    Yes,
+    /// All clients are accepted.
+    No,
 }
 
 /// Values of `--print`.

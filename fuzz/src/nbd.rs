@@ -36,21 +36,29 @@ struct Outcome {
 /// Invariants checked:
 /// - no input panics, and none makes more than 128 KiB of answers wait for a client that does not read;
 /// - answers do not depend on how the client's bytes are cut into pieces;
-/// - answers are the greeting, then option replies of the protocol's form, to options that were sent.
+/// - answers are the greeting, then option replies of the protocol's form, to options that were sent;
+/// - a session that requires TLS serves nobody, and describes no export, before STARTTLS.
 pub fn negotiation(input: &[u8]) {
-    let whole = negotiate(input, input.len().max(1));
-    let bytes = negotiate(input, 1);
-    let pieces = negotiate(input, 7);
-    assert_eq!(whole, bytes, "all at once against byte by byte");
-    assert_eq!(whole, pieces, "all at once against pieces of 7");
-    check_answers(&whole.answers);
-    negotiate_deaf(input);
+    for begin in [Session::new, Session::requiring_tls] {
+        let whole = negotiate(begin, input, input.len().max(1));
+        let bytes = negotiate(begin, input, 1);
+        let pieces = negotiate(begin, input, 7);
+        assert_eq!(whole, bytes, "all at once against byte by byte");
+        assert_eq!(whole, pieces, "all at once against pieces of 7");
+        check_answers(&whole.answers);
+        negotiate_deaf(begin, input);
+    }
 }
 
-/// Feeds pieces of `cut` bytes and reads all answers, up to the end of the negotiation.
-fn negotiate(input: &[u8], cut: usize) -> Outcome {
+/// Begins a session whose tokens have this prefix.
+type Begin = fn(u64) -> Session;
+
+/// Feeds pieces of `cut` bytes and reads all answers, up to the end of the negotiation. What follows STARTTLS is fed
+/// as if it had been decrypted.
+fn negotiate(begin: Begin, input: &[u8], cut: usize) -> Outcome {
     let export = export(GEOMETRY);
-    let mut session = Session::new(0);
+    let mut session = begin(0);
+    let mut in_clear = session.needs_tls();
     let mut requests = VecDeque::new();
     let mut answers = drain(&mut session);
     let mut unread = Vec::new();
@@ -68,7 +76,13 @@ fn negotiate(input: &[u8], cut: usize) -> Outcome {
                 Err(error) => return Outcome { answers: [answers, drain(&mut session)].concat(), end: Err(error) },
             };
             unread.drain(..received.used);
-            answers.extend(drain(&mut session));
+            let said = drain(&mut session);
+            if in_clear {
+                assert!(session.is_negotiating() || received.next == Next::Disconnect);
+                check_before_tls(&said);
+            }
+            in_clear &= received.next != Next::StartTls;
+            answers.extend(said);
             if received.next == Next::Receive {
                 break;
             }
@@ -117,10 +131,24 @@ fn check_answers(answers: &[u8]) {
     assert_eq!(at, answers.len(), "the last answer is cut off");
 }
 
+/// Before TLS, only STARTTLS and ABORT have another answer than that it is required, or that they are malformed.
+fn check_before_tls(mut answers: &[u8]) {
+    const TLS_REQUIRED: usize = (1 << 31) + 5;
+    const INVALID: usize = (1 << 31) + 3;
+    while !answers.is_empty() {
+        let (option, kind, len) = (word(answers, 8), word(answers, 12), word(answers, 16));
+        assert!(
+            kind == TLS_REQUIRED || option == 2 || option == 5 && matches!(kind, 1 | INVALID),
+            "{option}: {kind:#x}"
+        );
+        answers = &answers[20 + len..];
+    }
+}
+
 /// Feeds everything to a session whose answers nobody reads.
-fn negotiate_deaf(input: &[u8]) {
+fn negotiate_deaf(begin: Begin, input: &[u8]) {
     let export = export(GEOMETRY);
-    let mut session = Session::new(0);
+    let mut session = begin(0);
     let mut requests = VecDeque::new();
     let received = session.receive(input, &export, &GEOMETRY, MemoryQuota::default(), &mut requests);
     if session.is_negotiating() {
@@ -155,12 +183,14 @@ struct Peer {
     session: Session,
     export: Export,
     structured: bool,
+    /// With extended headers, which include structured replies.
+    extended: bool,
     bytes: Vec<u8>,
     requests: VecDeque<Request>,
     unread: Vec<u8>,
     received: Vec<u8>,
-    /// Commands not answered, by cookie: kind and length.
-    open: BTreeMap<u64, (u16, u32)>,
+    /// Commands not answered, by cookie: kind, offset and length.
+    open: BTreeMap<u64, (u16, u64, u64)>,
     cookie: u64,
     /// Data that reads must return, by cookie.
     expected: BTreeMap<u64, Vec<u8>>,
@@ -172,16 +202,19 @@ const READ: u16 = 0;
 const WRITE: u16 = 1;
 const DISC: u16 = 2;
 const BLOCK_STATUS: u16 = 7;
+const PAYLOAD_LEN: u16 = 1 << 5;
 
 impl Peer {
     fn new(setup: u8) -> Peer {
-        let structured = setup & 1 != 0;
+        let extended = setup & 8 != 0;
+        let structured = extended || setup & 1 != 0;
         let block = if setup & 2 != 0 { 4096 } else { 512 };
         let geometry = Geometry { block, read_only: setup & 4 != 0, ..GEOMETRY };
         let mut peer = Peer {
             session: Session::new(0),
             export: export(geometry),
             structured,
+            extended,
             bytes: vec![0; 1 << 20],
             requests: VecDeque::new(),
             unread: Vec::new(),
@@ -194,7 +227,8 @@ impl Peer {
         };
         peer.send(&3u32.to_be_bytes());
         if structured {
-            peer.send(&[&b"IHAVEOPT"[..], &[0, 0, 0, 8, 0, 0, 0, 0]].concat());
+            let style = if extended { 11 } else { 8 };
+            peer.send(&[&b"IHAVEOPT"[..], &[0, 0, 0, style, 0, 0, 0, 0]].concat());
             let query = b"\0\0\0\0\0\0\0\x01\0\0\0\x0fbase:allocation";
             peer.send(&[&b"IHAVEOPT"[..], &[0, 0, 0, 10, 0, 0, 0, 27], query].concat());
         }
@@ -216,6 +250,9 @@ impl Peer {
                 let len = u32::from(u16::from_be_bytes([len_high, len_low]) % 512) * 512 + u32::from(tweak >> 1 & 1);
                 // A length of 32 MiB and more, for each command.
                 let len = if tweak & 0x80 != 0 { len + (32 << 20) } else { len };
+                if self.extended {
+                    return self.extended_command(u16::from(what % 9), u16::from(flags), at, len.into(), tweak, fill);
+                }
                 self.command(u16::from(what % 9), u16::from(flags), at, len, fill);
             }
             128..=191 => self.answer_one(usize::from(flags)),
@@ -241,7 +278,34 @@ impl Peer {
             self.sane = false;
         }
         if kind != DISC {
-            self.open.insert(cookie, (kind, len));
+            self.open.insert(cookie, (kind, at, len.into()));
+        }
+        self.send(&bytes);
+    }
+
+    /// A command whose header is extended. A write mostly has its payload flag, others have it at times; a block status
+    /// with it selects contexts, at times soundly.
+    fn extended_command(&mut self, kind: u16, flags: u16, at: u64, len: u64, tweak: u8, fill: u8) {
+        self.cookie += 1;
+        let flags = if kind == WRITE && tweak & 0x40 == 0 { flags | PAYLOAD_LEN } else { flags };
+        // QEMU's writes have data without the flag.
+        let has_data = kind == WRITE || flags & PAYLOAD_LEN != 0;
+        let selection = [&len.to_be_bytes()[..], &[0, 0, 0, 1 + tweak % 2]].concat();
+        let selects = has_data && kind == BLOCK_STATUS && tweak & 4 != 0;
+        let wide = if has_data { 0 } else { u64::from(tweak & 0x20) << 35 };
+        let len = if selects { 12 } else { len + wide };
+        let [flags, kind_bytes] = [flags, kind].map(u16::to_be_bytes);
+        let head = [&[0x21, 0xe4, 0x1c, 0x71], &flags[..], &kind_bytes, &self.cookie.to_be_bytes()].concat();
+        let mut bytes = [&head[..], &at.to_be_bytes(), &len.to_be_bytes()].concat();
+        if selects {
+            bytes.extend_from_slice(&selection);
+        } else if has_data && len <= 1 << 20 {
+            bytes.resize(bytes.len() + len as usize, fill);
+        } else if has_data && len <= 32 << 20 {
+            self.sane = false;
+        }
+        if kind != DISC {
+            self.open.insert(self.cookie, (kind, at, len));
         }
         self.send(&bytes);
     }
@@ -263,6 +327,7 @@ impl Peer {
             self.unread.drain(..received.used);
             match received.next {
                 Next::Receive => return,
+                Next::StartTls => unreachable!("the session has no TLS"),
                 Next::Disconnect => {
                     self.ended = true;
                     return;
@@ -347,29 +412,43 @@ impl Peer {
     /// Checks one reply; returns its length.
     fn reply(&mut self, at: usize) -> usize {
         let bytes = &self.received[at..];
-        let (cookie_at, structured) = match bytes[..4] {
-            [0x67, 0x44, 0x66, 0x98] => (8, false),
-            [0x66, 0x8e, 0x33, 0xef] => (8, true),
-            _ => panic!("a reply with the magic number {:x?}", &bytes[..4]),
-        };
-        let cookie = u64::from_be_bytes(bytes[cookie_at..cookie_at + 8].try_into().unwrap());
+        // A simple reply has its cookie where chunks have theirs.
+        let cookie = u64::from_be_bytes(bytes[8..16].try_into().unwrap());
         let command = self.open.remove(&cookie);
         assert!(command.is_some() || !self.sane, "cookie {cookie} was answered twice, or never asked");
-        let (kind, len) = command.unwrap_or((u16::MAX, 0));
-        if structured {
+        let (kind, from, len) = command.unwrap_or((u16::MAX, 0, 0));
+        let head = match bytes[..4] {
+            [0x67, 0x44, 0x66, 0x98] => None,
+            [0x66, 0x8e, 0x33, 0xef] => Some(20),
+            [0x6e, 0x8a, 0x27, 0x8c] => Some(32),
+            _ => panic!("a reply with the magic number {:x?}", &bytes[..4]),
+        };
+        assert_eq!(self.extended, head == Some(32), "another style than was negotiated");
+        if let Some(head) = head {
             assert!(self.structured);
-            let (chunk, payload) = (u16::from_be_bytes([bytes[6], bytes[7]]), word(bytes, 16));
+            if self.extended {
+                assert_eq!(bytes[24..28], [0; 4], "a payload of 4 GiB");
+                assert!(bytes[16..24] == from.to_be_bytes() || !self.sane, "the offset of another request");
+            }
+            let (chunk, payload) = (u16::from_be_bytes([bytes[6], bytes[7]]), word(bytes, head - 4));
             match chunk {
                 0 => assert_eq!(payload, 0),
-                1 => assert!(kind == READ && payload == len as usize + 8 || !self.sane),
-                5 => assert!(kind == BLOCK_STATUS && payload >= 12 || !self.sane),
-                0x8001 => assert_eq!(payload, 6 + usize::from(u16::from_be_bytes([bytes[24], bytes[25]]))),
+                1 => assert!(kind == READ && payload as u64 == len + 8 || !self.sane),
+                5 => assert!(!self.extended && (kind == BLOCK_STATUS && payload >= 12 || !self.sane)),
+                6 => {
+                    assert!(self.extended && (kind == BLOCK_STATUS || !self.sane));
+                    assert!(payload >= 24 && payload == 8 + 16 * word(bytes, head + 4));
+                }
+                0x8001 => {
+                    let text = u16::from_be_bytes([bytes[head + 4], bytes[head + 5]]);
+                    assert_eq!(payload, 6 + usize::from(text));
+                }
                 _ => panic!("chunk of type {chunk}"),
             }
             if chunk == 1 {
-                self.data(at + 28, payload - 8);
+                self.data(at + head + 8, payload - 8);
             }
-            return 20 + payload;
+            return head + payload;
         }
         assert!(!self.structured || (kind != READ && kind != BLOCK_STATUS) || !self.sane);
         let data = if kind == READ && word(bytes, 4) == 0 { len as usize } else { 0 };

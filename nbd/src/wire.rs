@@ -31,6 +31,7 @@ pub const OPT_GO: u32 = 7;
 pub const OPT_STRUCTURED_REPLY: u32 = 8;
 pub const OPT_LIST_META_CONTEXT: u32 = 9;
 pub const OPT_SET_META_CONTEXT: u32 = 10;
+pub const OPT_EXTENDED_HEADERS: u32 = 11;
 
 // "Option reply types".
 pub const REP_ACK: u32 = 1;
@@ -42,6 +43,7 @@ pub const REP_ERR_POLICY: u32 = (1 << 31) + 2;
 pub const REP_ERR_INVALID: u32 = (1 << 31) + 3;
 pub const REP_ERR_TLS_REQD: u32 = (1 << 31) + 5;
 pub const REP_ERR_UNKNOWN: u32 = (1 << 31) + 6;
+pub const REP_ERR_EXT_HEADER_REQD: u32 = (1 << 31) + 10;
 
 // NBD_REP_INFO: the information about an export.
 pub const INFO_EXPORT: u16 = 0;
@@ -60,11 +62,14 @@ pub const SEND_DF: u16 = 1 << 7;
 pub const CAN_MULTI_CONN: u16 = 1 << 8;
 pub const SEND_CACHE: u16 = 1 << 10;
 pub const SEND_FAST_ZERO: u16 = 1 << 11;
+pub const BLOCK_STATUS_PAYLOAD: u16 = 1 << 12;
 
 // "Transmission phase".
 pub const REQUEST_MAGIC: u32 = 0x2560_9513;
 pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 pub const CHUNK_MAGIC: u32 = 0x668e_33ef;
+pub const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
+pub const EXTENDED_CHUNK_MAGIC: u32 = 0x6e8a_278c;
 
 // "Request types".
 pub const CMD_READ: u16 = 0;
@@ -82,12 +87,14 @@ pub const CMD_FLAG_NO_HOLE: u16 = 1 << 1;
 pub const CMD_FLAG_DF: u16 = 1 << 2;
 pub const CMD_FLAG_REQ_ONE: u16 = 1 << 3;
 pub const CMD_FLAG_FAST_ZERO: u16 = 1 << 4;
+pub const CMD_FLAG_PAYLOAD_LEN: u16 = 1 << 5;
 
 // "Structured reply flags" and "Structured reply types".
 pub const CHUNK_DONE: u16 = 1 << 0;
 pub const CHUNK_NONE: u16 = 0;
 pub const CHUNK_OFFSET_DATA: u16 = 1;
 pub const CHUNK_BLOCK_STATUS: u16 = 5;
+pub const CHUNK_BLOCK_STATUS_EXT: u16 = 6;
 pub const CHUNK_ERROR: u16 = (1 << 15) + 1;
 
 // "Metadata contexts": `base:allocation`.
@@ -195,6 +202,19 @@ pub struct RequestHeader {
 }
 const _: () = assert!(size_of::<RequestHeader>() == 28);
 
+/// "Request message", once extended headers are negotiated. With `CMD_FLAG_PAYLOAD_LEN`, `len` bytes follow it.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ExtendedRequestHeader {
+    pub magic: U32,
+    pub flags: U16,
+    pub kind: U16,
+    pub cookie: U64,
+    pub at: U64,
+    pub len: U64,
+}
+const _: () = assert!(size_of::<ExtendedRequestHeader>() == 32);
+
 /// "Simple reply message".
 #[derive(IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
@@ -217,6 +237,19 @@ pub struct ChunkHeader {
 }
 const _: () = assert!(size_of::<ChunkHeader>() == 20);
 
+/// "Extended reply chunk message", whose payload of `len` bytes follows. `at` is that of the request.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ExtendedChunkHeader {
+    pub magic: U32,
+    pub flags: U16,
+    pub kind: U16,
+    pub cookie: U64,
+    pub at: U64,
+    pub len: U64,
+}
+const _: () = assert!(size_of::<ExtendedChunkHeader>() == 32);
+
 /// One extent in NBD_REPLY_TYPE_BLOCK_STATUS.
 #[derive(IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
@@ -225,6 +258,15 @@ pub struct Descriptor {
     pub state: U32,
 }
 const _: () = assert!(size_of::<Descriptor>() == 8);
+
+/// One extent in NBD_REPLY_TYPE_BLOCK_STATUS_EXT, whose array follows the context's id and the number of extents.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ExtendedDescriptor {
+    pub len: U64,
+    pub state: U64,
+}
+const _: () = assert!(size_of::<ExtendedDescriptor>() == 16);
 
 /// The value of a length field for bytes that we send: replies to options, and messages in replies to requests.
 pub fn length(bytes: &[u8]) -> u32 {

@@ -59,10 +59,15 @@ fn carry_out(arguments: &Arguments) -> Result<Exit, Failure> {
             signals::ignore_sighup().map_err(|error| Failure::new("handle SIGHUP", error))?;
         }
     }
+    // A confined process cannot open the files of certificates.
+    let tls = match command {
+        Command::Serve(serve) => serve::tls::read(serve)?,
+        Command::Image(_) | Command::Calibrate(_) => None,
+    };
     let files = receive(command)?;
     let files = if arguments.really_raw { files.trusting() } else { files };
     match command {
-        Command::Serve(serve) => serve::run(&files, serve),
+        Command::Serve(serve) => serve::run(&files, serve, tls),
         Command::Image(command) => run_job(&files, command),
         Command::Calibrate(calibrate) => jobs::calibrate::run(&files, calibrate),
     }

@@ -23,6 +23,7 @@ mod shaping;
 pub mod stats;
 mod takeover;
 pub mod threads;
+pub mod tls;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -62,8 +63,8 @@ use takeover::{Listening, PendingRelease, Takeover};
 /// wait in the disk's backlog; the number of requests is limited by transports only.
 const ENGINE_DEPTH: usize = 256;
 
-/// Runs the command until a signal ends it.
-pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
+/// Runs the command until a signal ends it. With `tls`, NBD clients must use it.
+pub fn run(from: &Files, serve: &Serve, tls: Option<nbd::Tls>) -> Result<Exit, Failure> {
     if serve.image.format.is_read_only() {
         return Err(only_read(format!("serve {}", serve.image), &serve.image));
     }
@@ -122,7 +123,7 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
     match (&serve.vhost_user, &serve.nbd, guest) {
         (Some(socket), _, _) => serve_vhost_user(serve, socket, sockets.transport, serving),
         (None, _, Some(guest)) => serve_guest(serve, guest, sockets.transport, serving),
-        (None, Some(address), None) => serve_nbd(serve, address, sockets.transport, serving),
+        (None, Some(address), None) => serve_nbd(serve, address, sockets.transport, tls, serving),
         (None, None, None) => {
             Err(Failure::new(format!("serve {name}"), "no transport is given").of_kind(Kind::Invalid))
         }
@@ -311,27 +312,39 @@ fn serve_vhost_user(serve: &Serve, socket: &Path, transport: Transport, serving:
     EventLoop::new(server, serving)?.run()
 }
 
-fn serve_nbd(serve: &Serve, address: &str, transport: Transport, serving: Serving) -> Result<Exit, Failure> {
+fn serve_nbd(
+    serve: &Serve,
+    address: &str,
+    transport: Transport,
+    tls: Option<nbd::Tls>,
+    serving: Serving,
+) -> Result<Exit, Failure> {
     if serve.queues > 1 {
         say("--queues has no effect with --nbd: clients can open any number of connections");
     }
     let export = export(serve, &serving.disk);
     let server = match transport {
         Transport::TakenOver(server, rest) => {
-            return resume(nbd::Server::taken_over(server, Path::new(address), export), rest, serving);
+            return resume(nbd::Server::taken_over(server, Path::new(address), export, tls), rest, serving);
         }
-        here => nbd_server(serve, address, here, export)?,
+        here => nbd_server(serve, address, here, export, tls)?,
     };
     EventLoop::new(server, serving)?.run()
 }
 
 /// Starts a server that listens, and announces it.
-fn nbd_server(serve: &Serve, address: &str, transport: Transport, export: nbd::Export) -> Result<nbd::Server, Failure> {
+fn nbd_server(
+    serve: &Serve,
+    address: &str,
+    transport: Transport,
+    export: nbd::Export,
+    tls: Option<nbd::Tls>,
+) -> Result<nbd::Server, Failure> {
     let block = export.geometry.block;
     let server = match transport {
-        Transport::Handed(socket) => nbd::Server::on_socket(socket, Path::new(address), export),
+        Transport::Handed(socket) => nbd::Server::on_socket(socket, Path::new(address), export, tls),
         Transport::ToBind(Some(address)) => {
-            let config = nbd::Config { address, export };
+            let config = nbd::Config { address, export, tls };
             // The disk that a guest's firmware reads is only for QEMU.
             if serve.xen.is_some() { nbd::Server::bind_private(config) } else { nbd::Server::bind(config) }
         }
@@ -366,7 +379,8 @@ fn serve_guest(serve: &Serve, guest: guest::Claimed, transport: Transport, servi
     // The NBD server listens before the guest's backend is served: the toolstack then continues, and may start QEMU,
     // which connects.
     let export = export(serve, &serving.disk);
-    let emulated = serve.nbd.as_deref().map(|address| nbd_server(serve, address, transport, export)).transpose()?;
+    let emulated =
+        serve.nbd.as_deref().map(|address| nbd_server(serve, address, transport, export, None)).transpose()?;
     guest::run(serve, guest, emulated, serving)
 }
 
@@ -385,6 +399,7 @@ fn announce(serve: &Serve, served: Served<'_>, block: u32) -> Result<(), Failure
         let disk = paste::Properties { read_only: serve.read_only, block };
         output::print(&paste::text(target.into(), served, disk).map_err(Failure::said)?)?;
     }
+    let scheme = if serve.nbd_tls.is_some() { "nbds" } else { "nbd" };
     match served {
         Served::VhostUser(socket, queues) => {
             let queues = if queues == 1 { "1 queue".into() } else { format!("{queues} queues") };
@@ -392,12 +407,14 @@ fn announce(serve: &Serve, served: Served<'_>, block: u32) -> Result<(), Failure
             say(format_args!("serving vhost-user-blk at {}, {queues}, serial number {serial}", socket.display()));
         }
         Served::NbdUnix(socket) => {
-            say(format_args!("serving NBD at nbd+unix:///?socket={}", in_uri(socket)));
+            say(format_args!("serving NBD at {scheme}+unix:///?socket={}", in_uri(socket)));
         }
-        Served::NbdTcp(host, port) if host.contains(':') => say(format_args!("serving NBD at nbd://[{host}]:{port}")),
-        Served::NbdTcp(host, port) => say(format_args!("serving NBD at nbd://{host}:{port}")),
+        Served::NbdTcp(host, port) if host.contains(':') => {
+            say(format_args!("serving NBD at {scheme}://[{host}]:{port}"));
+        }
+        Served::NbdTcp(host, port) => say(format_args!("serving NBD at {scheme}://{host}:{port}")),
     }
-    if serve.print.is_none() && serve.xen.is_none() {
+    if serve.print.is_none() && serve.xen.is_none() && serve.nbd_tls.is_none() {
         let names = [PrintFor::Qemu, PrintFor::Libvirt].map(|target| format!("--print {target:?}").to_lowercase());
         say(format_args!("add {} to print the VMM's configuration; SIGTERM stops it cleanly", names.join(" or ")));
     }

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod certificates;
 pub mod firmware;
 pub mod nbd;
 pub mod program;

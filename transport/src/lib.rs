@@ -137,6 +137,9 @@ pub trait HandOver {
 
     /// The state for the process that replaces this one. Called while held, with no request in flight. Changes nothing.
     fn hand_over(&self) -> Result<Handover, HandoverError>;
+
+    /// Ends the peers that the handover left out, after the other process has taken over.
+    fn end_left_behind(&mut self);
 }
 
 /// A server that reuses the memory of answered requests for further ones.

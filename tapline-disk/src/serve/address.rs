@@ -43,20 +43,21 @@ fn nbd_address(word: &str) -> Result<nbd::Address, Failure> {
     address.map(nbd::Address::Tcp).ok_or_else(|| Failure::new(format!("resolve the address {word}"), "there is none"))
 }
 
-/// Returns where to serve NBD. A writable disk at a network address, where anyone could write to it, needs an option.
+/// Returns where to serve NBD. A writable disk at a network address, where anyone could write to it, needs TLS or an
+/// option. Clients over TLS are unknown only if they need not show a certificate, which takes an option, too.
 pub(super) fn checked_address(serve: &Serve, word: &str) -> Result<nbd::Address, Failure> {
     let found = nbd_address(word)?;
     let address = match found {
         nbd::Address::Tcp(address) if !address.ip().is_loopback() => address,
         _ => return Ok(found),
     };
-    if serve.read_only || serve.allow_unencrypted {
+    if serve.read_only || serve.nbd_tls.is_some() || serve.allow_unencrypted {
         return Ok(found);
     }
     let why = "all who reach that address could read and write the disk: NBD is served without encryption";
     Err(Failure::of(Kind::Invalid, format!("cannot serve {} at {address}: {why}", serve.image)).advise(
-        "serve at 127.0.0.1 or a Unix socket behind an SSH tunnel, add --read-only, or, in a network that only trusted \
-         hosts reach, --allow-unencrypted",
+        "require certificates with --nbd-tls, serve at 127.0.0.1 or a Unix socket behind an SSH tunnel, add \
+         --read-only, or, in a network that only trusted hosts reach, --allow-unencrypted",
     ))
 }
 

@@ -34,7 +34,7 @@ thread_local! {
 }
 
 /// A directory that only root may enter; `None`, with a message, for other users.
-fn room() -> Option<Room> {
+pub fn room() -> Option<Room> {
     if !rustix::process::getuid().is_root() {
         println!("not run: only root starts processes of another user");
         return None;
@@ -44,8 +44,8 @@ fn room() -> Option<Room> {
     Some(room)
 }
 
-/// The same as user nobody, confined.
-fn by_nobody(words: &str) -> Hand {
+/// A command as user nobody, confined.
+pub fn by_nobody(words: &str) -> Hand {
     let mut hand = PROGRAM.with(|(_, program)| Hand::to_program(program, &format!("{words} --confine")));
     hand.command.uid(NOBODY).gid(NOBODY).current_dir("/");
     hand

@@ -42,6 +42,7 @@ mod shape;
 mod shares;
 mod takeover;
 mod threads;
+mod tls;
 mod tool;
 mod upgrade;
 mod xen;

@@ -17,10 +17,14 @@ const MAGIC: &[u8; 8] = b"IHAVEOPT";
 pub const OPTION_EXPORT_NAME: u32 = 1;
 /// NBD_OPT_LIST: list the exports.
 pub const OPTION_LIST: u32 = 3;
+/// NBD_OPT_STARTTLS: continue over TLS.
+pub const OPTION_STARTTLS: u32 = 5;
 /// NBD_OPT_GO: choose an export and begin.
 pub const OPTION_GO: u32 = 7;
 const OPTION_STRUCTURED_REPLY: u32 = 8;
 const OPTION_SET_META_CONTEXT: u32 = 10;
+/// NBD_OPT_EXTENDED_HEADERS: lengths of 64 bits.
+pub const OPTION_EXTENDED_HEADERS: u32 = 11;
 
 /// NBD_REP_ACK.
 const ACK: u32 = 1;
@@ -37,6 +41,8 @@ pub const NO_HOLE: u16 = 1 << 1;
 pub const REQ_ONE: u16 = 1 << 3;
 /// NBD_CMD_FLAG_FAST_ZERO.
 pub const FAST_ZERO: u16 = 1 << 4;
+/// NBD_CMD_FLAG_PAYLOAD_LEN.
+pub const PAYLOAD: u16 = 1 << 5;
 
 /// The commands ("Request types").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +83,28 @@ pub fn request(command: Command, flags: u16, cookie: u64, at: u64, len: u32) -> 
         .concat()
 }
 
+/// An extended reply chunk.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ExtendedChunk {
+    /// Whether it is the last one of its reply (NBD_REPLY_FLAG_DONE).
+    pub is_last: bool,
+    /// The type of the chunk (NBD_REPLY_TYPE_*).
+    pub kind: u16,
+    /// Of the request that it answers.
+    pub cookie: u64,
+    /// The offset of that request.
+    pub at: u64,
+    /// The bytes behind its head.
+    pub payload: Vec<u8>,
+}
+
+/// An extended request without its data.
+pub fn extended_request(command: Command, flags: u16, cookie: u64, at: u64, len: u64) -> Vec<u8> {
+    let (flags, command) = (flags.to_be_bytes(), (command as u16).to_be_bytes());
+    [&0x21e4_1c71_u32.to_be_bytes()[..], &flags, &command, &cookie.to_be_bytes(), &at.to_be_bytes(), &len.to_be_bytes()]
+        .concat()
+}
+
 /// An option ("Option haggling").
 pub fn option(number: u32, data: &[u8]) -> Vec<u8> {
     let len = u32::try_from(data.len()).unwrap_or(u32::MAX);
@@ -111,6 +139,18 @@ impl Connection {
     pub fn structured(socket: &Path) -> io::Result<Connection> {
         let mut connection = Connection::greeted(socket)?;
         connection.option(OPTION_STRUCTURED_REPLY, &[])?;
+        connection.expect(ACK)?;
+        connection.option(OPTION_SET_META_CONTEXT, b"\0\0\0\0\0\0\0\x01\0\0\0\x0fbase:allocation")?;
+        connection.expect(META_CONTEXT)?;
+        connection.expect(ACK)?;
+        connection.go()?;
+        Ok(connection)
+    }
+
+    /// Ready for requests with extended headers and `base:allocation`, whose id is 1.
+    pub fn extended(socket: &Path) -> io::Result<Connection> {
+        let mut connection = Connection::greeted(socket)?;
+        connection.option(OPTION_EXTENDED_HEADERS, &[])?;
         connection.expect(ACK)?;
         connection.option(OPTION_SET_META_CONTEXT, b"\0\0\0\0\0\0\0\x01\0\0\0\x0fbase:allocation")?;
         connection.expect(META_CONTEXT)?;
@@ -200,6 +240,19 @@ impl Connection {
         let len = usize::try_from(u32::from_be_bytes(len)).unwrap_or(usize::MAX);
         let (kind, cookie) = (u16::from_be_bytes([k0, k1]), u64::from_be_bytes([c0, c1, c2, c3, c4, c5, c6, c7]));
         Ok(Chunk { kind, cookie, payload: self.receive(len)? })
+    }
+
+    /// A chunk with an extended header ("Extended reply chunk message").
+    pub fn extended_chunk(&mut self) -> io::Result<ExtendedChunk> {
+        let head = self.array::<32>()?;
+        let Some((&[0x6e, 0x8a, 0x27, 0x8c, 0, flags, k0, k1], numbers)) = head.split_first_chunk() else {
+            return Err(wrong("this is no extended chunk"));
+        };
+        let number =
+            |from: usize| numbers.iter().skip(from).take(8).fold(0u64, |sum, byte| sum << 8 | u64::from(*byte));
+        let len = usize::try_from(number(16)).map_err(io::Error::other)?;
+        let (is_last, kind) = (flags & 1 != 0, u16::from_be_bytes([k0, k1]));
+        Ok(ExtendedChunk { is_last, kind, cookie: number(0), at: number(8), payload: self.receive(len)? })
     }
 
     fn array<const N: usize>(&mut self) -> io::Result<[u8; N]> {

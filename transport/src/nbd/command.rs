@@ -1,12 +1,105 @@
-//! Validates the header of a client's request.
+//! Parses and validates the header of a client's request.
 //!
-//! A pure function of the header, the export's geometry and the negotiated options. Invariant: a request in
+//! Pure functions of the bytes, the export's geometry and the negotiated options. Invariant: a request in
 //! [`Verdict::Serve`] is accepted by `Request::new`.
 
 use disk::{DiskOffset, Geometry, Operation, Span};
+use zerocopy::FromBytes;
 
+use super::error::ProtocolError;
 use super::export::{Negotiated, REQUEST_MAX};
-use super::wire::{self, Errno, RequestHeader};
+use super::handshake::{ALLOCATION_ID, DEPTH_ID};
+use super::origin::Origin;
+use super::wire::{self, Errno, ExtendedRequestHeader, RequestHeader};
+
+/// The header of a request, compact or extended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) flags: u16,
+    pub(super) kind: u16,
+    pub(super) origin: Origin,
+    /// The number of bytes of the disk that the request is for. Of a request with data, the number of bytes of that.
+    pub(super) len: u64,
+    /// The number of bytes that follow the header, at most [`REQUEST_MAX`].
+    pub(super) data: u32,
+}
+
+impl Header {
+    /// Parses the header at the front of `bytes`, and returns its length; `None` if it is incomplete.
+    pub(super) fn parse(bytes: &[u8], negotiated: Negotiated) -> Result<Option<(Header, usize)>, ProtocolError> {
+        let parsed = if negotiated.extended { Header::extended(bytes)? } else { Header::compact(bytes)? };
+        match parsed {
+            Some((header, has_data, size)) => {
+                let data = if has_data { header.len } else { 0 };
+                let fits = u32::try_from(data).ok().filter(|data| *data <= REQUEST_MAX);
+                let data = fits.ok_or(ProtocolError::DataTooLong(data))?;
+                Ok(Some((Header { data, ..header }, size)))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// "Request message": only a write has data.
+    fn compact(bytes: &[u8]) -> Result<Option<(Header, bool, usize)>, ProtocolError> {
+        let Ok((header, _)) = RequestHeader::read_from_prefix(bytes) else { return Ok(None) };
+        if header.magic != wire::REQUEST_MAGIC {
+            return Err(ProtocolError::RequestMagic);
+        }
+        let origin = Origin { cookie: header.cookie.get(), at: header.at.get() };
+        let (flags, kind, len) = (header.flags.get(), header.kind.get(), header.len.get().into());
+        let parsed = Header { flags, kind, origin, len, data: 0 };
+        Ok(Some((parsed, kind == wire::CMD_WRITE, size_of::<RequestHeader>())))
+    }
+
+    /// "Request message", extended: a flag says whether there is data, for any command. It is required of writes, but
+    /// QEMU, as of 10.0, sends them without it; its own server takes a write to have data in any case, and so do we.
+    fn extended(bytes: &[u8]) -> Result<Option<(Header, bool, usize)>, ProtocolError> {
+        let Ok((header, _)) = ExtendedRequestHeader::read_from_prefix(bytes) else { return Ok(None) };
+        if header.magic != wire::EXTENDED_REQUEST_MAGIC {
+            return Err(ProtocolError::RequestMagic);
+        }
+        let origin = Origin { cookie: header.cookie.get(), at: header.at.get() };
+        let (flags, kind, len) = (header.flags.get(), header.kind.get(), header.len.get());
+        let parsed = Header { flags, kind, origin, len, data: 0 };
+        let has_data = kind == wire::CMD_WRITE || flags & wire::CMD_FLAG_PAYLOAD_LEN != 0;
+        Ok(Some((parsed, has_data, size_of::<ExtendedRequestHeader>())))
+    }
+
+    /// Returns the number of bytes of data of a BLOCK_STATUS that selects contexts. Other lengths are those of no
+    /// selection that could be served.
+    pub(super) fn selection(&self, negotiated: Negotiated) -> Option<usize> {
+        let selects = self.kind == wire::CMD_BLOCK_STATUS && negotiated.extended && negotiated.has_contexts();
+        [SELECTION + 4, SELECTION + 8].into_iter().find(|len| selects && usize::try_from(self.data) == Ok(*len))
+    }
+
+    /// Returns the header of a BLOCK_STATUS as if it had no data, and the negotiated options with the contexts that are
+    /// selected by `data`; `None` if a context is selected twice, or was not negotiated.
+    pub(super) fn select(self, data: &[u8], negotiated: Negotiated) -> Option<(Header, Negotiated)> {
+        let (len, ids) = data.split_first_chunk()?;
+        let mut selected = Negotiated { allocation: false, depth: false, ..negotiated };
+        for id in ids.chunks(4) {
+            let (context, is_offered) = match u32::from_be_bytes(id.try_into().ok()?) {
+                ALLOCATION_ID => (&mut selected.allocation, negotiated.allocation),
+                DEPTH_ID => (&mut selected.depth, negotiated.depth),
+                _ => return None,
+            };
+            if !is_offered || std::mem::replace(context, true) {
+                return None;
+            }
+        }
+        let flags = self.flags & !wire::CMD_FLAG_PAYLOAD_LEN;
+        Some((Header { flags, len: u64::from_be_bytes(*len), data: 0, ..self }, selected))
+    }
+}
+
+/// The maximum number of bytes that are described at once. The client requests the rest separately: the metadata of a
+/// larger range may take the disk seconds, in which it serves no other client.
+const EXTENTS_MAX: u64 = 1 << 32;
+/// The maximum number of bytes that the disk zeroes or frees at once, for the same reason.
+const PART_MAX: u64 = 1 << 32;
+
+/// The length of a selection of contexts ("NBD_CMD_BLOCK_STATUS") in front of their ids.
+const SELECTION: usize = size_of::<u64>();
 
 /// The result of validating a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +119,8 @@ pub(super) enum Verdict {
 pub(super) struct DiskRequest {
     pub(super) operation: Operation,
     pub(super) span: Span,
+    /// The number of bytes behind `span` that the request is for, too: they are passed to the disk afterwards.
+    pub(super) rest: u64,
     /// FUA on an operation without a durable form in the disk: a flush must follow before the reply.
     pub(super) flush_after: bool,
     /// NBD_CMD_FLAG_REQ_ONE: the reply contains one extent only.
@@ -44,11 +139,11 @@ pub(super) struct ErrorReply {
 }
 
 /// Returns what to do about a request with this header.
-pub(super) fn validate(header: &RequestHeader, negotiated: Negotiated, geometry: &Geometry) -> Verdict {
-    let flags = header.flags.get();
+pub(super) fn validate(header: &Header, negotiated: Negotiated, geometry: &Geometry) -> Verdict {
+    let flags = header.flags;
     let durable = flags & wire::CMD_FLAG_FUA != 0;
     let fast = flags & wire::CMD_FLAG_FAST_ZERO != 0;
-    let Some((operation, allowed)) = operation(header.kind.get(), flags, negotiated) else {
+    let Some((operation, allowed)) = operation(header.kind, flags, negotiated) else {
         if header.kind == wire::CMD_DISC {
             return Verdict::Disconnect;
         }
@@ -69,7 +164,8 @@ pub(super) fn validate(header: &RequestHeader, negotiated: Negotiated, geometry:
         }
         Ok(span) => Verdict::Serve(DiskRequest {
             operation,
-            span,
+            span: first_part(operation, span),
+            rest: span.len - first_part(operation, span).len,
             flush_after: durable && operation == Operation::Discard,
             one_extent: flags & wire::CMD_FLAG_REQ_ONE != 0,
             fast,
@@ -84,6 +180,7 @@ fn operation(kind: u16, flags: u16, negotiated: Negotiated) -> Option<(Operation
     match kind {
         wire::CMD_READ if negotiated.structured => Some((Operation::Read, wire::CMD_FLAG_DF)),
         wire::CMD_READ => Some((Operation::Read, 0)),
+        wire::CMD_WRITE if negotiated.extended => Some((Operation::Write { durable }, wire::CMD_FLAG_PAYLOAD_LEN)),
         wire::CMD_WRITE => Some((Operation::Write { durable }, 0)),
         wire::CMD_FLUSH => Some((Operation::Flush, 0)),
         wire::CMD_TRIM => Some((Operation::Discard, 0)),
@@ -93,7 +190,7 @@ fn operation(kind: u16, flags: u16, negotiated: Negotiated) -> Option<(Operation
         }
         // Only the location of data can be cached in advance, not the data itself.
         wire::CMD_CACHE => Some((Operation::Extents { depths: false }, 0)),
-        wire::CMD_BLOCK_STATUS if negotiated.allocation || negotiated.depth => {
+        wire::CMD_BLOCK_STATUS if negotiated.has_contexts() => {
             Some((Operation::Extents { depths: negotiated.depth }, wire::CMD_FLAG_REQ_ONE))
         }
         _ => None,
@@ -101,8 +198,8 @@ fn operation(kind: u16, flags: u16, negotiated: Negotiated) -> Option<(Operation
 }
 
 /// The range of the request, if it is within the disk. It may have partial blocks.
-fn span(header: &RequestHeader, operation: Operation, geometry: &Geometry) -> Result<Span, ErrorReply> {
-    let span = Span { at: DiskOffset(header.at.get()), len: u64::from(header.len.get()) };
+fn span(header: &Header, operation: Operation, geometry: &Geometry) -> Result<Span, ErrorReply> {
+    let span = Span { at: DiskOffset(header.origin.at), len: header.len };
     if operation == Operation::Flush {
         // NBD_CMD_FLUSH: offset and length are reserved and zero.
         let reserved = Span { at: DiskOffset(0), len: 0 };
@@ -121,7 +218,20 @@ fn span(header: &RequestHeader, operation: Operation, geometry: &Geometry) -> Re
     if operation == Operation::Read && span.len > u64::from(REQUEST_MAX) {
         return invalid("the request is longer than 32 MiB");
     }
-    Ok(span)
+    match operation {
+        Operation::Extents { .. } => Ok(Span { len: span.len.min(EXTENTS_MAX), ..span }),
+        _ => Ok(span),
+    }
+}
+
+/// Returns the part of a range that the disk zeroes or frees at once: to the next multiple of [`PART_MAX`].
+pub(super) fn first_part(operation: Operation, span: Span) -> Span {
+    match operation {
+        Operation::Discard | Operation::WriteZeroes { .. } => {
+            Span { len: span.len.min(PART_MAX - span.at % PART_MAX), ..span }
+        }
+        _ => span,
+    }
 }
 
 fn is_aligned(span: Span, geometry: &Geometry) -> bool {
@@ -143,16 +253,18 @@ mod test {
 
     const GEOMETRY: Geometry =
         Geometry { len: 1 << 30, block: 512, physical_block: 4096, discard: 4096, chs: None, read_only: false };
-    const ALL: Negotiated = Negotiated { structured: true, allocation: true, depth: true };
+    const ALL: Negotiated = Negotiated { structured: true, extended: false, allocation: true, depth: true };
 
     fn validate_with(kind: u16, flags: u16, at: u64, len: u32) -> Verdict {
         validate_on(&GEOMETRY, ALL, kind, flags, at, len)
     }
 
     fn validate_on(geometry: &Geometry, negotiated: Negotiated, kind: u16, flags: u16, at: u64, len: u32) -> Verdict {
-        let magic = wire::REQUEST_MAGIC.into();
-        let (flags, kind, cookie, at, len) = (flags.into(), kind.into(), 1.into(), at.into(), len.into());
-        validate(&RequestHeader { magic, flags, kind, cookie, at, len }, negotiated, geometry)
+        validate(
+            &Header { flags, kind, origin: Origin { cookie: 1, at }, len: len.into(), data: 0 },
+            negotiated,
+            geometry,
+        )
     }
 
     fn errno(verdict: Verdict) -> Option<Errno> {
@@ -259,5 +371,66 @@ mod test {
             assert_eq!(errno(validate_on(&geometry, ALL, kind, 0, 0, 512)), Some(Errno::NotPermitted));
         }
         assert_eq!(served(validate_on(&geometry, ALL, wire::CMD_FLUSH, 0, 0, 0)), Some(Operation::Flush));
+    }
+
+    const EXTENDED: Negotiated = Negotiated { extended: true, ..ALL };
+
+    fn extended(kind: u16, flags: u16, at: u64, len: u64) -> Vec<u8> {
+        let [flags, kind] = [flags, kind].map(u16::to_be_bytes);
+        [&0x21e4_1c71_u32.to_be_bytes()[..], &flags, &kind, &[0; 8], &at.to_be_bytes(), &len.to_be_bytes()].concat()
+    }
+
+    #[test]
+    fn an_extended_header_has_64_bits_of_length_and_data_by_a_flag() {
+        let payload = wire::CMD_FLAG_PAYLOAD_LEN;
+        let parse = |bytes: &[u8]| Header::parse(bytes, EXTENDED);
+        let (trim, size) = parse(&extended(wire::CMD_TRIM, 0, 7, 1 << 40)).unwrap().unwrap();
+        assert_eq!((trim.len, trim.data, trim.origin.at, size), (1 << 40, 0, 7, 32));
+        let (unknown, _) = parse(&extended(77, payload, 0, 5)).unwrap().unwrap();
+        assert_eq!(unknown.data, 5);
+        let longest = u64::from(REQUEST_MAX);
+        assert!(parse(&extended(wire::CMD_WRITE, payload, 0, longest)).is_ok());
+        let too_long = parse(&extended(wire::CMD_WRITE, payload, 0, 1 << 32));
+        assert_eq!(too_long, Err(ProtocolError::DataTooLong(1 << 32)));
+        assert_eq!(parse(&extended(wire::CMD_TRIM, 0, 0, 0)[..31]), Ok(None));
+        assert_eq!(parse(&[0; 32]), Err(ProtocolError::RequestMagic));
+        // Each kind of header has its own magic number.
+        assert_eq!(Header::parse(&extended(wire::CMD_TRIM, 0, 0, 0), ALL), Err(ProtocolError::RequestMagic));
+    }
+
+    #[test]
+    fn the_payload_flag_is_valid_for_extended_writes_and_not_required() {
+        let payload = wire::CMD_FLAG_PAYLOAD_LEN;
+        let check = |negotiated, kind, flags| validate_on(&GEOMETRY, negotiated, kind, flags, 0, 512);
+        assert!(served(check(EXTENDED, wire::CMD_WRITE, payload)).is_some());
+        assert!(served(check(EXTENDED, wire::CMD_WRITE, 0)).is_some());
+        let (write, _) = Header::parse(&extended(wire::CMD_WRITE, 0, 0, 512), EXTENDED).unwrap().unwrap();
+        assert_eq!(write.data, 512);
+        assert_eq!(errno(check(ALL, wire::CMD_WRITE, payload)), Some(Errno::Invalid));
+        for kind in [wire::CMD_READ, wire::CMD_FLUSH, wire::CMD_TRIM, wire::CMD_CACHE, wire::CMD_BLOCK_STATUS] {
+            assert_eq!(errno(check(EXTENDED, kind, payload)), Some(Errno::Invalid), "{kind}");
+        }
+    }
+
+    #[test]
+    fn a_block_status_selects_negotiated_contexts_once_each() {
+        let payload = wire::CMD_FLAG_PAYLOAD_LEN;
+        let select = |negotiated, ids: &[u32]| {
+            let ids: Vec<u8> = ids.iter().flat_map(|id| id.to_be_bytes()).collect();
+            let data = [&(1u64 << 33).to_be_bytes()[..], &ids].concat();
+            let len = data.len().try_into().unwrap();
+            let (header, _) = Header::parse(&extended(wire::CMD_BLOCK_STATUS, payload, 0, len), negotiated).unwrap()?;
+            header.selection(negotiated).filter(|needed| *needed == data.len())?;
+            let (header, selected) = header.select(&data, negotiated)?;
+            assert_eq!((header.flags, header.len), (0, 1 << 33));
+            Some((selected.allocation, selected.depth))
+        };
+        assert_eq!(select(EXTENDED, &[DEPTH_ID]), Some((false, true)));
+        assert_eq!(select(EXTENDED, &[ALLOCATION_ID]), Some((true, false)));
+        assert_eq!(select(EXTENDED, &[DEPTH_ID, ALLOCATION_ID]), Some((true, true)));
+        for wrong in [&[][..], &[DEPTH_ID, DEPTH_ID], &[77], &[ALLOCATION_ID, DEPTH_ID, 77]] {
+            assert_eq!(select(EXTENDED, wrong), None, "{wrong:?}");
+        }
+        assert_eq!(select(Negotiated { depth: false, ..EXTENDED }, &[DEPTH_ID]), None);
     }
 }

@@ -1,7 +1,8 @@
 //! One client: its session and its non-blocking socket.
 //!
 //! It knows nothing about other clients. Invariants: the socket is open exactly as long as it may be watched; `unread`
-//! is either an incomplete message, or a message for which there is no memory.
+//! is either an incomplete message, or a message for which there is no memory, and was received through TLS if that is
+//! in force; once the client has started TLS, no byte goes between socket and session but through it.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,11 +11,22 @@ use disk::{Geometry, Request};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 
+use super::credentials::Tls;
 use super::error::DisconnectReason;
 use super::export::Export;
 use super::memory_quota::MemoryQuota;
 use super::session::{Next, Session};
+use super::tls::{KEPT_MAX, TlsChannel};
 use crate::Interest;
+
+/// The number of bytes that are encrypted at once: four records of the maximum length.
+const RECORDS: usize = 64 << 10;
+
+/// The export and how it is served, as all clients of a server see it.
+pub(super) struct Serving<'a> {
+    pub(super) export: &'a Export,
+    pub(super) tls: Option<&'a Tls>,
+}
 
 /// A client and the state of its socket.
 #[derive(Debug)]
@@ -23,6 +35,8 @@ pub(super) struct Connection {
     pub(super) client: u32,
     pub(super) session: Session,
     socket: Option<OwnedFd>,
+    /// Set when the client has started TLS.
+    tls: Option<TlsChannel>,
     ended: bool,
     /// Received, but not processed yet.
     unread: Vec<u8>,
@@ -41,6 +55,7 @@ impl Connection {
             client,
             session,
             socket: Some(socket),
+            tls: None,
             ended: false,
             unread: Vec::new(),
             inherited: false,
@@ -56,9 +71,10 @@ impl Connection {
         Connection { unread, inherited: true, ..Connection::new(client, session, socket) }
     }
 
-    /// The socket, the session and unprocessed input, to be handed over; `None` for a client that is disconnecting.
+    /// The socket, the session and unprocessed input, to be handed over; `None` for a client that is disconnecting, or
+    /// uses TLS.
     pub(super) fn state(&self) -> Option<(&OwnedFd, &Session, &[u8])> {
-        let socket = self.socket.as_ref().filter(|_| !self.ended)?;
+        let socket = self.socket.as_ref().filter(|_| !self.ended && self.tls.is_none())?;
         Some((socket, &self.session, &self.unread))
     }
 
@@ -68,6 +84,16 @@ impl Connection {
 
     pub(super) fn has_ended(&self) -> bool {
         self.ended
+    }
+
+    /// Returns true if the client has started TLS, whose keys cannot be handed over.
+    pub(super) fn uses_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// The version of TLS, and whether the client has shown a certificate, once after the handshake is complete.
+    pub(super) fn take_tls_report(&mut self) -> Option<(&'static str, bool)> {
+        self.tls.as_mut()?.take_report()
     }
 
     /// Returns true if there is no socket and no request in the disk any more.
@@ -91,7 +117,7 @@ impl Connection {
     pub(super) fn process_input(
         &mut self,
         staging: &mut [u8],
-        export: &Export,
+        serving: &Serving<'_>,
         geometry: &Geometry,
         quota: MemoryQuota,
         requests: &mut VecDeque<Request>,
@@ -105,10 +131,14 @@ impl Connection {
             return Ok(());
         }
         let bytes = staging.get(..kept + len).unwrap_or_default();
-        let received = self.session.receive(bytes, export, geometry, quota, requests)?;
-        self.save_unread(bytes.get(received.used..).unwrap_or_default());
+        let received = self.session.receive(bytes, serving.export, geometry, quota, requests)?;
+        let unused = bytes.get(received.used..).unwrap_or_default();
         match received.next {
-            Next::Receive | Next::Stall => Ok(()),
+            Next::Receive | Next::Stall => {
+                self.save_unread(unused);
+                Ok(())
+            }
+            Next::StartTls => self.start_tls(serving.tls, unused),
             Next::Disconnect => {
                 // The reply to ABORT is optional: the client need not wait for it.
                 self.send(staging)?;
@@ -117,8 +147,37 @@ impl Connection {
         }
     }
 
-    /// Receives bytes from the socket; zero if there are none for now.
+    /// Passes all further bytes through TLS. Bytes that the client has sent behind the option are a part of its
+    /// handshake, if they are authentic: a third party can insert options there, which must not be processed.
+    fn start_tls(&mut self, tls: Option<&Tls>, received: &[u8]) -> Result<(), DisconnectReason> {
+        self.unread = Vec::new();
+        let Some(tls) = tls else { unreachable!("a session without TLS refuses the option") };
+        let clear = self.session.outgoing().unsent();
+        self.session.outgoing().sent(clear.len());
+        let channel = self.tls.insert(TlsChannel::new(tls, clear).map_err(DisconnectReason::Tls)?);
+        // Nothing can be decrypted yet: the client has not seen our part of the handshake.
+        channel.decrypt(received, &mut []).map(drop).map_err(DisconnectReason::Tls)
+    }
+
+    /// Receives bytes for the session; zero if there are none for now.
     fn receive(&mut self, bytes: &mut [u8]) -> Result<usize, DisconnectReason> {
+        if self.tls.is_none() {
+            return self.receive_raw(bytes);
+        }
+        // Received in the last part, they are decrypted into the rest, where there is room for what TLS has kept.
+        let room = bytes.len().saturating_sub(KEPT_MAX) / 2;
+        let (plain, received) = bytes.split_at_mut(bytes.len() - room);
+        let len = self.receive_raw(received)?;
+        let Some(tls) = &mut self.tls else { return Ok(0) };
+        let received = received.get(..len).unwrap_or_default();
+        match tls.decrypt(received, plain).map_err(DisconnectReason::Tls)? {
+            0 if tls.is_closed() => Err(DisconnectReason::HungUp),
+            len => Ok(len),
+        }
+    }
+
+    /// Receives bytes from the socket; zero if there are none for now.
+    fn receive_raw(&mut self, bytes: &mut [u8]) -> Result<usize, DisconnectReason> {
         let Some(socket) = &self.socket else { return Ok(0) };
         loop {
             match recv(socket, &mut *bytes, RecvFlags::empty()) {
@@ -144,8 +203,38 @@ impl Connection {
         }
     }
 
-    /// Sends pending replies until the socket accepts no more. Here a read's data is copied, once.
+    /// Sends pending replies until the socket accepts no more.
     pub(super) fn send(&mut self, staging: &mut [u8]) -> Result<(), DisconnectReason> {
+        match &self.tls {
+            None => self.send_clear(staging),
+            Some(_) => self.send_encrypted(staging),
+        }
+    }
+
+    /// Here a read's data is encrypted, into memory of rustls, which takes no more until that has been sent.
+    fn send_encrypted(&mut self, staging: &mut [u8]) -> Result<(), DisconnectReason> {
+        let (Some(socket), Some(tls)) = (&self.socket, &mut self.tls) else { return Ok(()) };
+        while self.writable {
+            match tls.send(socket) {
+                Ok(()) => {}
+                Err(Errno::AGAIN) => {
+                    self.writable = false;
+                    break;
+                }
+                Err(errno) => return Err(end(errno)),
+            }
+            let len = self.session.outgoing().fill(staging.get_mut(..RECORDS).unwrap_or_default());
+            let encrypted = tls.encrypt(staging.get(..len).unwrap_or_default());
+            if encrypted == 0 {
+                break;
+            }
+            self.session.outgoing().sent(encrypted);
+        }
+        Ok(())
+    }
+
+    /// Here a read's data is copied, once.
+    fn send_clear(&mut self, staging: &mut [u8]) -> Result<(), DisconnectReason> {
         let Some(socket) = &self.socket else { return Ok(()) };
         while self.writable && !self.session.outgoing().is_empty() {
             let len = self.session.outgoing().fill(staging);
@@ -180,6 +269,10 @@ impl Connection {
         self.unread = Vec::new();
         self.session.hang_up();
         if let Some(socket) = &self.socket {
+            if let Some(tls) = &mut self.tls {
+                // With the alert that names the reason, if the client is at fault.
+                tls.close(socket);
+            }
             // Fails if the client has closed it already, to the same effect.
             shutdown(socket, Shutdown::Both).ok();
         }

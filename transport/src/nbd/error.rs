@@ -28,15 +28,21 @@ pub enum ProtocolError {
     /// An option that needs fixed newstyle, from a client that does not support it.
     #[error("option {0} from a client that does not support fixed newstyle")]
     NotFixed(u32),
+    /// A client that requests an export without TLS by the option that has no error reply.
+    #[error("the client does not use TLS, which is required")]
+    TlsRequired,
     /// A nonexistent export, named by the option that has no error reply.
     #[error("the client requested an export that does not exist")]
     UnknownExport,
+    /// NBD_OPT_EXPORT_NAME from a client that has negotiated extended headers, which requires NBD_OPT_GO.
+    #[error("the client negotiated extended headers and then used the option EXPORT_NAME")]
+    NotGo,
     /// A request without its magic number.
     #[error("a request does not begin with its magic number")]
     RequestMagic,
-    /// A write with more data than we announced to support.
-    #[error("a write announces {0} bytes of data")]
-    WriteTooLong(u32),
+    /// A write, or another request with data, with more than we announced to support.
+    #[error("a request announces {0} bytes of data")]
+    DataTooLong(u64),
 }
 
 /// Why a connection has ended.
@@ -51,6 +57,12 @@ pub enum DisconnectReason {
     /// The client violated the protocol.
     #[error("protocol error: {0}")]
     Protocol(#[from] ProtocolError),
+    /// TLS failed: in its handshake, or by a record that is not authentic.
+    #[error("TLS: {0}")]
+    Tls(rustls::Error),
+    /// The connection cannot be handed over to the process that replaces this one.
+    #[error("disconnected by an upgrade: a TLS connection is not handed over, and the client must reconnect")]
+    NotHandedOver,
     /// The socket failed.
     #[error("the socket failed: {0}")]
     Socket(rustix::io::Errno),
@@ -70,6 +82,16 @@ pub enum Event {
     Connected {
         /// The number of the connection, counted from 1.
         client: u32,
+    },
+    /// A client has completed the handshake of TLS.
+    #[error("client {client}: encrypted by {version}{}", if *is_verified { ", certificate verified" } else { "" })]
+    Encrypted {
+        /// The number of the connection, counted from 1.
+        client: u32,
+        /// The negotiated version.
+        version: &'static str,
+        /// Whether the client has shown a certificate of the authority.
+        is_verified: bool,
     },
     /// A client's connection has ended.
     #[error("client {client}: {why}")]

@@ -2,6 +2,7 @@
 
 use disk::Geometry;
 
+use super::error::BindError;
 use super::wire;
 
 /// The largest READ or WRITE: the default that clients assume ("Block size constraints").
@@ -25,13 +26,32 @@ pub struct Export {
 pub(super) struct Negotiated {
     /// Replies may be structured; those to READ must be.
     pub(super) structured: bool,
+    /// Requests and replies have extended headers; then `structured` is set, too, and all replies are chunks.
+    pub(super) extended: bool,
     /// The context `base:allocation` was requested.
     pub(super) allocation: bool,
     /// The context `qemu:allocation-depth` was requested.
     pub(super) depth: bool,
 }
 
+impl Negotiated {
+    /// Returns true if a context was requested.
+    pub(super) fn has_contexts(self) -> bool {
+        self.allocation || self.depth
+    }
+}
+
 impl Export {
+    /// Checks that texts do not exceed the protocol's limits.
+    pub(super) fn check_texts(&self) -> Result<(), BindError> {
+        for (what, text) in [("the name", &self.name), ("the description", &self.description)] {
+            if text.len() > wire::STRING_MAX {
+                return Err(BindError::TextTooLong { what, len: text.len(), max: wire::STRING_MAX });
+            }
+        }
+        Ok(())
+    }
+
     /// Returns true if `name` is this export's name, or empty.
     pub(super) fn has_name(&self, name: &[u8]) -> bool {
         name.is_empty() || name == self.name.as_bytes()
@@ -47,7 +67,8 @@ impl Export {
             wire::SEND_FUA | wire::SEND_TRIM | wire::SEND_WRITE_ZEROES | wire::SEND_FAST_ZERO
         };
         let structured = if negotiated.structured { wire::SEND_DF } else { 0 };
-        always | changes | structured
+        let filtered = if negotiated.extended && negotiated.has_contexts() { wire::BLOCK_STATUS_PAYLOAD } else { 0 };
+        always | changes | structured | filtered
     }
 
     /// The minimum efficient block size, for a client that has requested block sizes. For others only 1 may be

@@ -18,14 +18,17 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::command::DiskRequest;
 use super::connection::Connection;
 use super::export::{Negotiated, REQUEST_MAX};
-use super::handshake::{ClientFlags, Handshake};
+use super::handshake::{ClientFlags, Encryption, Handshake};
+use super::origin::Origin;
 use super::outgoing::Outgoing;
 use super::session::{Session, SessionPhase};
 use super::transmission::{Receiving, Transmission};
 use crate::{HandoverError, Parcel};
 
-/// The version of this layout.
+/// The version of this layout, and that of clients with extended headers, which earlier releases must refuse: they
+/// would take their requests for others.
 const VERSION: u32 = 1;
+const VERSION_EXTENDED: u32 = 2;
 
 /// Phases of a session.
 const GREETED: u32 = 0;
@@ -41,6 +44,7 @@ const WRITING: u32 = 1 << 4;
 /// The partially received write has FUA.
 const DURABLE: u32 = 1 << 5;
 const DEPTH: u32 = 1 << 6;
+const EXTENDED: u32 = 1 << 7;
 
 /// The maximum size of one client's unsent replies: the memory quota of a connection, and headers.
 const OUTGOING_MAX: u64 = 128 << 20;
@@ -108,7 +112,8 @@ impl ClientState {
     }
 
     fn negotiating(&mut self, handshake: &Handshake) -> Vec<u8> {
-        let Handshake { client, options, negotiated } = handshake;
+        // Of a client that uses TLS nothing is handed over.
+        let Handshake { client, options, negotiated, encryption: _ } = handshake;
         self.phase = if client.is_some() { NEGOTIATING } else { GREETED };
         self.options = *options;
         self.negotiated(*negotiated);
@@ -117,8 +122,9 @@ impl ClientState {
     }
 
     fn negotiated(&mut self, negotiated: Negotiated) {
-        let Negotiated { structured, allocation, depth } = negotiated;
-        self.set([(STRUCTURED, structured), (ALLOCATION, allocation), (DEPTH, depth)]);
+        let Negotiated { structured, extended, allocation, depth } = negotiated;
+        self.set([(STRUCTURED, structured), (EXTENDED, extended), (ALLOCATION, allocation), (DEPTH, depth)]);
+        self.version = if extended { VERSION_EXTENDED } else { VERSION };
     }
 
     /// Records the transmission phase; returns the received bytes of the current write.
@@ -129,10 +135,10 @@ impl ClientState {
         match receiving {
             Receiving::Header => Ok(Vec::new()),
             Receiving::Discard { .. } => Err(HandoverError::NotNow("a client is sending the data of a refused write")),
-            Receiving::Data { cookie, request, memory, filled } => {
+            Receiving::Data { origin, request, memory, filled } => {
                 let durable = request.operation == Operation::Write { durable: true };
                 self.set([(WRITING, true), (DURABLE, durable)]);
-                (self.cookie, self.write_at) = (*cookie, request.span.at.0);
+                (self.cookie, self.write_at) = (origin.cookie, request.span.at.0);
                 let Ok(len) = u32::try_from(memory.len()) else {
                     unreachable!("a write has at most REQUEST_MAX bytes")
                 };
@@ -144,12 +150,21 @@ impl ClientState {
         }
     }
 
+    fn is_known(&self) -> bool {
+        self.version == if self.has(EXTENDED) { VERSION_EXTENDED } else { VERSION }
+    }
+
     fn restored_options(&self) -> Negotiated {
-        Negotiated { structured: self.has(STRUCTURED), allocation: self.has(ALLOCATION), depth: self.has(DEPTH) }
+        Negotiated {
+            structured: self.has(STRUCTURED),
+            extended: self.has(EXTENDED),
+            allocation: self.has(ALLOCATION),
+            depth: self.has(DEPTH),
+        }
     }
 
     /// The phase of the session, with the received part of a write.
-    fn phase(&self, written: &[u8], prefix: u64) -> Option<SessionPhase> {
+    fn phase(&self, written: &[u8], needs_tls: bool, prefix: u64) -> Option<SessionPhase> {
         let client = ClientFlags { fixed: self.has(FIXED), no_zeroes: self.has(NO_ZEROES) };
         let client = (self.phase == NEGOTIATING).then_some(client);
         match self.phase {
@@ -157,6 +172,7 @@ impl ClientState {
                 client,
                 options: self.options,
                 negotiated: self.restored_options(),
+                encryption: if needs_tls { Encryption::Required } else { Encryption::Unavailable },
             })),
             SERVING => Some(SessionPhase::Serving(Transmission::resumed(
                 self.restored_options(),
@@ -178,17 +194,32 @@ impl ClientState {
         memory.slice(0, written.len()).copy_from(written);
         let operation = Operation::Write { durable: self.has(DURABLE) };
         let span = Span { at: DiskOffset(self.write_at), len: u64::from(self.write_len) };
-        let request =
-            DiskRequest { operation, span, flush_after: false, one_extent: false, fast: false, discard_result: false };
-        Some(Receiving::Data { cookie: self.cookie, request, memory, filled: written.len() })
+        let request = DiskRequest {
+            operation,
+            span,
+            rest: 0,
+            flush_after: false,
+            one_extent: false,
+            fast: false,
+            discard_result: false,
+        };
+        let origin = Origin { cookie: self.cookie, at: self.write_at };
+        Some(Receiving::Data { origin, request, memory, filled: written.len() })
     }
 }
 
-/// Restores a client; `prefix` computes the upper bits of its tokens from its number.
-pub(super) fn restore(parcel: Parcel, prefix: impl FnOnce(u32) -> u64) -> Result<Connection, HandoverError> {
+/// Restores a client; `prefix` computes the upper bits of its tokens from its number. A client that is served without
+/// TLS is refused if `needs_tls`.
+pub(super) fn restore(
+    parcel: Parcel,
+    needs_tls: bool,
+    prefix: impl FnOnce(u32) -> u64,
+) -> Result<Connection, HandoverError> {
     let refused = || HandoverError::Refused("the state of a client has an unknown format".into());
-    let save =
-        ClientState::read_from_bytes(&parcel.bytes).ok().filter(|save| save.version == VERSION).ok_or_else(refused)?;
+    let save = ClientState::read_from_bytes(&parcel.bytes).ok().filter(ClientState::is_known).ok_or_else(refused)?;
+    if needs_tls && save.phase == SERVING {
+        return Err(HandoverError::Refused("a client is served without TLS, which is required now".into()));
+    }
     let [socket, file] = <[OwnedFd; 2]>::try_from(parcel.descriptors).map_err(|_| refused())?;
     let limits = [(save.outgoing, OUTGOING_MAX), (save.unread, UNREAD_MAX), (save.written, u64::from(REQUEST_MAX))];
     if limits.iter().any(|(len, max)| len > max) {
@@ -204,7 +235,7 @@ pub(super) fn restore(parcel: Parcel, prefix: impl FnOnce(u32) -> u64) -> Result
     };
     let (outgoing, unread, written) = (read_chunk(save.outgoing)?, read_chunk(save.unread)?, read_chunk(save.written)?);
     let prefix = prefix(save.client);
-    let phase = save.phase(&written, prefix).ok_or_else(refused)?;
+    let phase = save.phase(&written, needs_tls, prefix).ok_or_else(refused)?;
     let mut replies = Outgoing::default();
     replies.push(outgoing, Segments::empty());
     Ok(Connection::resumed(save.client, Session::resumed(phase, replies, prefix), socket, unread))
@@ -218,14 +249,19 @@ mod test {
 
     #[test]
     fn the_successor_keeps_the_negotiated_options() {
-        for bits in 0..8 {
-            let negotiated = Negotiated { structured: bits & 1 != 0, allocation: bits & 2 != 0, depth: bits & 4 != 0 };
+        for bits in 0..16 {
+            let is_set = |bit: u32| bits & bit != 0;
+            let (structured, extended, allocation, depth) = (is_set(1), is_set(2), is_set(4), is_set(8));
+            let negotiated = Negotiated { structured, extended, allocation, depth };
             let mut save = ClientState::new_zeroed();
             save.negotiated(negotiated);
-            assert_eq!(save.restored_options(), negotiated);
+            assert_eq!((save.restored_options(), save.is_known()), (negotiated, true));
+            // Earlier releases accept version 1 only.
+            assert_eq!(save.version == 1, !extended);
         }
         // As written by a version without depths.
         let save = ClientState { flags: STRUCTURED | ALLOCATION, ..ClientState::new_zeroed() };
-        assert_eq!(save.restored_options(), Negotiated { structured: true, allocation: true, depth: false });
+        let found = save.restored_options();
+        assert_eq!(found, Negotiated { structured: true, extended: false, allocation: true, depth: false });
     }
 }

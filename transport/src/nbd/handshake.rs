@@ -32,6 +32,8 @@ pub(super) enum Progress {
     Negotiating(usize),
     /// The message had this number of bytes, and requests follow.
     Negotiated(usize, Negotiated),
+    /// The message had this number of bytes, and whatever follows is TLS.
+    StartTls(usize),
     /// The client aborted.
     Aborted,
 }
@@ -42,6 +44,19 @@ pub(super) struct Handshake {
     pub(super) client: Option<ClientFlags>,
     pub(super) options: u32,
     pub(super) negotiated: Negotiated,
+    pub(super) encryption: Encryption,
+}
+
+/// "TLS support": the server's mode of operation, and the state of the connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Encryption {
+    /// NOTLS: the server has no TLS.
+    #[default]
+    Unavailable,
+    /// FORCEDTLS: nothing is negotiated before TLS.
+    Required,
+    /// The options are received through TLS.
+    InForce,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -104,7 +119,14 @@ impl Handshake {
         export: &Export,
         out: &mut Vec<u8>,
     ) -> Result<Progress, ProtocolError> {
+        let needs_tls = self.encryption == Encryption::Required;
         if option == wire::OPT_EXPORT_NAME {
+            if needs_tls {
+                return Err(ProtocolError::TlsRequired);
+            }
+            if self.negotiated.extended {
+                return Err(ProtocolError::NotGo);
+            }
             self.export_name(client, data, export, out)?;
             return Ok(Progress::Negotiated(used, self.negotiated));
         }
@@ -117,6 +139,12 @@ impl Handshake {
                 reply(out, option, wire::REP_ACK, &[]);
                 return Ok(Progress::Aborted);
             }
+            wire::OPT_STARTTLS => {
+                if self.start_tls(data, out) {
+                    return Ok(Progress::StartTls(used));
+                }
+            }
+            _ if needs_tls => refuse(out, option, wire::REP_ERR_TLS_REQD, "the server requires TLS"),
             wire::OPT_GO => {
                 if self.info(option, data, export, out) {
                     return Ok(Progress::Negotiated(used, self.negotiated));
@@ -126,13 +154,32 @@ impl Handshake {
                 self.info(option, data, export, out);
             }
             wire::OPT_LIST => list(data, export, out),
-            wire::OPT_STRUCTURED_REPLY => self.structured_reply(data, out),
+            wire::OPT_STRUCTURED_REPLY | wire::OPT_EXTENDED_HEADERS => self.reply_style(option, data, out),
             wire::OPT_LIST_META_CONTEXT => self.list_contexts(data, export, out),
             wire::OPT_SET_META_CONTEXT => self.set_contexts(data, export, out),
-            // TLS included: Unix sockets have permissions, and TCP is for trusted networks.
             _ => refuse(out, option, wire::REP_ERR_UNSUP, "the option is not supported"),
         }
         Ok(Progress::Negotiating(used))
+    }
+
+    /// NBD_OPT_STARTTLS. Returns true if the option was acknowledged. Then everything negotiated before is forgotten:
+    /// it may have been inserted by a third party.
+    fn start_tls(&mut self, data: &[u8], out: &mut Vec<u8>) -> bool {
+        let option = wire::OPT_STARTTLS;
+        match self.encryption {
+            Encryption::Unavailable => refuse(out, option, wire::REP_ERR_UNSUP, "the server has no TLS"),
+            Encryption::InForce => refuse(out, option, wire::REP_ERR_INVALID, "TLS is in force already"),
+            Encryption::Required if !data.is_empty() => {
+                refuse(out, option, wire::REP_ERR_INVALID, "the option must have no data");
+            }
+            Encryption::Required => {
+                reply(out, option, wire::REP_ACK, &[]);
+                self.negotiated = Negotiated::default();
+                self.encryption = Encryption::InForce;
+                return true;
+            }
+        }
+        false
     }
 
     /// NBD_OPT_EXPORT_NAME. It has no error reply: an unknown name ends the connection.
@@ -189,13 +236,18 @@ impl Handshake {
         true
     }
 
-    /// NBD_OPT_STRUCTURED_REPLY.
-    fn structured_reply(&mut self, data: &[u8], out: &mut Vec<u8>) {
+    /// NBD_OPT_STRUCTURED_REPLY and NBD_OPT_EXTENDED_HEADERS, which takes precedence and needs no other option before.
+    fn reply_style(&mut self, option: u32, data: &[u8], out: &mut Vec<u8>) {
         if !data.is_empty() {
-            return refuse(out, wire::OPT_STRUCTURED_REPLY, wire::REP_ERR_INVALID, "the option must have no data");
+            return refuse(out, option, wire::REP_ERR_INVALID, "the option must have no data");
+        }
+        if option == wire::OPT_EXTENDED_HEADERS {
+            self.negotiated.extended = true;
+        } else if self.negotiated.extended {
+            return refuse(out, option, wire::REP_ERR_EXT_HEADER_REQD, "extended headers have been negotiated");
         }
         self.negotiated.structured = true;
-        reply(out, wire::OPT_STRUCTURED_REPLY, wire::REP_ACK, &[]);
+        reply(out, option, wire::REP_ACK, &[]);
     }
 
     /// NBD_OPT_LIST_META_CONTEXT. Without queries all contexts are listed; a namespace selects the contexts in it.

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::spare_memory::SpareMemory;
 
 /// The bytes of a reply before the data of a read: usually a header and an offset, which need no heap memory.
-pub(super) type Head = SmallVec<[u8; 32]>;
+pub(super) type Head = SmallVec<[u8; 40]>;
 
 /// Replies that have not been sent completely.
 #[derive(Debug, Default)]

@@ -1,7 +1,8 @@
 //! Encodes replies, except the data of a read, which follows them.
 //!
 //! "Structured replies": once negotiated, READ and BLOCK_STATUS must be answered by chunks. Success of other commands
-//! remains a simple reply, which is shorter; an error is a chunk, which can include a message.
+//! remains a simple reply, which is shorter; an error is a chunk, which can include a message. With extended headers,
+//! everything is a chunk ("Extended reply chunk message").
 
 use disk::{Extent, ExtentKind, Span, Status};
 use zerocopy::IntoBytes;
@@ -9,10 +10,12 @@ use zerocopy::IntoBytes;
 use super::command::ErrorReply;
 use super::export::Negotiated;
 use super::handshake::{ALLOCATION_ID, DEPTH_ID};
+use super::origin::Origin;
 use super::outgoing::Head;
-use super::wire::{self, ChunkHeader, Descriptor, Errno, SimpleReply};
+use super::wire::{self, ChunkHeader, Descriptor, Errno, ExtendedChunkHeader, ExtendedDescriptor, SimpleReply};
 
-/// The maximum number of extents in a reply, which is then 64 KiB. The client requests the rest separately.
+/// The maximum number of extents in a reply, which is then 64 KiB, or twice that if it is extended. The client requests
+/// the rest separately.
 const DESCRIPTORS_MAX: usize = 8192;
 
 /// The only mapping from status to protocol error; `None` is success.
@@ -28,36 +31,38 @@ pub(super) fn error_reply(status: Status) -> Option<ErrorReply> {
 }
 
 /// The reply for success without data.
-pub(super) fn done(negotiated: Negotiated, reads: bool, cookie: u64) -> Head {
-    if negotiated.structured && reads { chunk(wire::CHUNK_NONE, cookie, &[], 0) } else { simple(cookie, 0) }
+pub(super) fn done(negotiated: Negotiated, reads: bool, origin: Origin) -> Head {
+    let needs_chunk = negotiated.extended || (negotiated.structured && reads);
+    if needs_chunk { chunk(negotiated, wire::CHUNK_NONE, origin, &[], 0) } else { simple(origin.cookie, 0) }
 }
 
 /// The reply for an error.
-pub(super) fn error(negotiated: Negotiated, cookie: u64, error_reply: ErrorReply) -> Head {
+pub(super) fn error(negotiated: Negotiated, origin: Origin, error_reply: ErrorReply) -> Head {
     let errno = error_reply.errno.number();
     if !negotiated.structured {
-        return simple(cookie, errno);
+        return simple(origin.cookie, errno);
     }
     let why = error_reply.why.as_bytes();
     let mut payload = errno.to_be_bytes().to_vec();
     let Ok(len) = u16::try_from(why.len()) else { unreachable!("a text of our own has less than 64 KiB") };
     payload.extend_from_slice(&len.to_be_bytes());
     payload.extend_from_slice(why);
-    chunk(wire::CHUNK_ERROR, cookie, &payload, 0)
+    chunk(negotiated, wire::CHUNK_ERROR, origin, &payload, 0)
 }
 
 /// The reply for a successful read; `span.len` bytes of data must follow.
-pub(super) fn data(negotiated: Negotiated, cookie: u64, span: Span) -> Head {
+pub(super) fn data(negotiated: Negotiated, origin: Origin, span: Span) -> Head {
     if negotiated.structured {
         let Ok(len) = u32::try_from(span.len) else { unreachable!("a read has at most REQUEST_MAX bytes") };
-        chunk(wire::CHUNK_OFFSET_DATA, cookie, &span.at.0.to_be_bytes(), len)
+        chunk(negotiated, wire::CHUNK_OFFSET_DATA, origin, &span.at.0.to_be_bytes(), len)
     } else {
-        simple(cookie, 0)
+        simple(origin.cookie, 0)
     }
 }
 
 /// The reply with the extents of `span`: a chunk for each negotiated context.
-pub(super) fn extents(negotiated: Negotiated, cookie: u64, span: Span, extents: &[Extent], one: bool) -> Head {
+pub(super) fn extents(negotiated: Negotiated, origin: Origin, span: Span, extents: &[Extent], one: bool) -> Head {
+    let kind = if negotiated.extended { wire::CHUNK_BLOCK_STATUS_EXT } else { wire::CHUNK_BLOCK_STATUS };
     let contexts = [
         negotiated.allocation.then_some((ALLOCATION_ID, allocation as fn(&Extent) -> u32)),
         negotiated.depth.then_some((DEPTH_ID, |extent| extent.depth)),
@@ -66,8 +71,9 @@ pub(super) fn extents(negotiated: Negotiated, cookie: u64, span: Span, extents: 
     let mut bytes = Head::new();
     while let Some((id, state)) = contexts.next() {
         let flags = if contexts.peek().is_some() { 0 } else { wire::CHUNK_DONE };
-        let payload = context(id, span, extents, one, state);
-        bytes.extend_from_slice(&chunk_of(flags, wire::CHUNK_BLOCK_STATUS, cookie, &payload, 0));
+        let runs = runs(span, extents, one, state);
+        let payload = if negotiated.extended { extended_context(id, &runs) } else { context(id, &runs) };
+        bytes.extend_from_slice(&chunk_of(negotiated, flags, kind, origin, &payload, 0));
     }
     bytes
 }
@@ -80,11 +86,11 @@ fn allocation(extent: &Extent) -> u32 {
     }
 }
 
-/// The payload for one context. Adjacent extents of the same state are merged. If `extents` are shorter than `span`, so
-/// is the reply.
-fn context(id: u32, span: Span, extents: &[Extent], one: bool, state: fn(&Extent) -> u32) -> Vec<u8> {
+/// The lengths and states of runs of bytes for one context. Adjacent extents of the same state are merged. If `extents`
+/// are shorter than `span`, so are the runs.
+fn runs(span: Span, extents: &[Extent], one: bool, state: fn(&Extent) -> u32) -> Vec<(u64, u32)> {
     let limit = if one { 1 } else { DESCRIPTORS_MAX };
-    let mut payload = id.to_be_bytes().to_vec();
+    let mut found = Vec::new();
     let mut left = span.len;
     let runs = extents.chunk_by(|a, b| state(a) == state(b));
     for (run, state) in runs.filter_map(|run| Some((run, state(run.first()?)))).take(limit) {
@@ -93,8 +99,27 @@ fn context(id: u32, span: Span, extents: &[Extent], one: bool, state: fn(&Extent
             break;
         }
         left -= len;
+        found.push((len, state));
+    }
+    found
+}
+
+/// The payload of NBD_REPLY_TYPE_BLOCK_STATUS.
+fn context(id: u32, runs: &[(u64, u32)]) -> Vec<u8> {
+    let mut payload = id.to_be_bytes().to_vec();
+    for &(len, state) in runs {
         let Ok(len) = u32::try_from(len) else { unreachable!("the length of a request has 32 bits") };
         payload.extend_from_slice(Descriptor { len: len.into(), state: state.into() }.as_bytes());
+    }
+    payload
+}
+
+/// The payload of NBD_REPLY_TYPE_BLOCK_STATUS_EXT.
+fn extended_context(id: u32, runs: &[(u64, u32)]) -> Vec<u8> {
+    let Ok(count) = u32::try_from(runs.len()) else { unreachable!("at most DESCRIPTORS_MAX runs") };
+    let mut payload = [id.to_be_bytes(), count.to_be_bytes()].concat();
+    for &(len, state) in runs {
+        payload.extend_from_slice(ExtendedDescriptor { len: len.into(), state: u64::from(state).into() }.as_bytes());
     }
     payload
 }
@@ -105,20 +130,34 @@ fn simple(cookie: u64, error: u32) -> Head {
 }
 
 /// A chunk that is the whole reply; `follow` bytes will be sent after `payload`.
-fn chunk(kind: u16, cookie: u64, payload: &[u8], follow: u32) -> Head {
-    chunk_of(wire::CHUNK_DONE, kind, cookie, payload, follow)
+fn chunk(negotiated: Negotiated, kind: u16, origin: Origin, payload: &[u8], follow: u32) -> Head {
+    chunk_of(negotiated, wire::CHUNK_DONE, kind, origin, payload, follow)
 }
 
 /// One chunk of a reply; the last has the DONE flag.
-fn chunk_of(flags: u16, kind: u16, cookie: u64, payload: &[u8], follow: u32) -> Head {
-    let header = ChunkHeader {
-        magic: wire::CHUNK_MAGIC.into(),
-        flags: flags.into(),
-        kind: kind.into(),
-        cookie: cookie.into(),
-        len: (wire::length(payload) + follow).into(),
-    };
-    let mut bytes = Head::from_slice(header.as_bytes());
+fn chunk_of(negotiated: Negotiated, flags: u16, kind: u16, origin: Origin, payload: &[u8], follow: u32) -> Head {
+    let len = wire::length(payload) + follow;
+    let mut bytes = Head::new();
+    if negotiated.extended {
+        let header = ExtendedChunkHeader {
+            magic: wire::EXTENDED_CHUNK_MAGIC.into(),
+            flags: flags.into(),
+            kind: kind.into(),
+            cookie: origin.cookie.into(),
+            at: origin.at.into(),
+            len: u64::from(len).into(),
+        };
+        bytes.extend_from_slice(header.as_bytes());
+    } else {
+        let header = ChunkHeader {
+            magic: wire::CHUNK_MAGIC.into(),
+            flags: flags.into(),
+            kind: kind.into(),
+            cookie: origin.cookie.into(),
+            len: len.into(),
+        };
+        bytes.extend_from_slice(header.as_bytes());
+    }
     bytes.extend_from_slice(payload);
     bytes
 }
@@ -129,7 +168,8 @@ mod test {
 
     use super::*;
 
-    const STRUCTURED: Negotiated = Negotiated { structured: true, allocation: true, depth: false };
+    const STRUCTURED: Negotiated = Negotiated { structured: true, extended: false, allocation: true, depth: false };
+    const ORIGIN: Origin = Origin { cookie: 1, at: 77 };
     const SPAN: Span = Span { at: DiskOffset(0), len: 4096 };
 
     fn runs_of(runs: &[(u64, ExtentKind)]) -> Vec<Extent> {
@@ -144,28 +184,28 @@ mod test {
     #[test]
     fn adjacent_extents_of_one_kind_are_merged() {
         let runs = runs_of(&[(512, ExtentKind::Data), (512, ExtentKind::Data), (3072, ExtentKind::Hole)]);
-        assert_eq!(descriptors(&extents(STRUCTURED, 1, SPAN, &runs, false)), [(1024, 0), (3072, 3)]);
-        assert_eq!(descriptors(&extents(STRUCTURED, 1, SPAN, &runs, true)), [(1024, 0)]);
+        assert_eq!(descriptors(&extents(STRUCTURED, ORIGIN, SPAN, &runs, false)), [(1024, 0), (3072, 3)]);
+        assert_eq!(descriptors(&extents(STRUCTURED, ORIGIN, SPAN, &runs, true)), [(1024, 0)]);
     }
 
     #[test]
     fn each_context_has_a_chunk_with_its_own_extents() {
         let runs = [(512, 1), (512, 2), (3072, 2)];
         let runs = runs.map(|(len, depth)| Extent { len, kind: ExtentKind::Data, depth });
-        let reply = extents(Negotiated { depth: true, ..STRUCTURED }, 1, SPAN, &runs, false);
+        let reply = extents(Negotiated { depth: true, ..STRUCTURED }, ORIGIN, SPAN, &runs, false);
         let (first, second) = reply.split_at(20 + 4 + 8);
         assert_eq!((&first[4..8], &first[20..24]), (&[0, 0, 0, 5][..], &[0, 0, 0, 1][..]));
         assert_eq!(descriptors(first), [(4096, 0)]);
         assert_eq!((&second[4..8], &second[20..24]), (&[0, 1, 0, 5][..], &[0, 0, 0, 2][..]));
         assert_eq!(descriptors(second), [(512, 1), (3584, 2)]);
-        let alone = extents(Negotiated { allocation: false, depth: true, ..STRUCTURED }, 1, SPAN, &runs, true);
+        let alone = extents(Negotiated { allocation: false, depth: true, ..STRUCTURED }, ORIGIN, SPAN, &runs, true);
         assert_eq!((&alone[4..8], descriptors(&alone)), (&[0, 1, 0, 5][..], vec![(512, 1)]));
     }
 
     #[test]
     fn the_reply_does_not_exceed_the_requested_range() {
         let runs = runs_of(&[(512, ExtentKind::Data), (1 << 40, ExtentKind::Hole)]);
-        assert_eq!(descriptors(&extents(STRUCTURED, 1, SPAN, &runs, false)), [(512, 0), (3584, 3)]);
+        assert_eq!(descriptors(&extents(STRUCTURED, ORIGIN, SPAN, &runs, false)), [(512, 0), (3584, 3)]);
     }
 
     #[test]
@@ -180,9 +220,29 @@ mod test {
 
     #[test]
     fn a_structured_error_has_a_message() {
-        let reply = error(STRUCTURED, 7, ErrorReply { errno: Errno::Io, why: "because" });
+        let reply = error(STRUCTURED, ORIGIN, ErrorReply { errno: Errno::Io, why: "because" });
         assert_eq!(reply.len(), 20 + 4 + 2 + 7);
         assert!(reply.ends_with(b"because"));
-        assert_eq!(error(Negotiated::default(), 7, ErrorReply { errno: Errno::Io, why: "because" }).len(), 16);
+        assert_eq!(error(Negotiated::default(), ORIGIN, ErrorReply { errno: Errno::Io, why: "because" }).len(), 16);
+    }
+
+    #[test]
+    fn extended_replies_are_chunks_with_the_offset_of_their_request() {
+        let extended = Negotiated { extended: true, ..STRUCTURED };
+        let head = |kind: u8, len: u8| {
+            let origin = [&1u64.to_be_bytes()[..], &77u64.to_be_bytes()].concat();
+            [&[0x6e, 0x8a, 0x27, 0x8c, 0, 1, 0, kind][..], &origin, &[0; 7], &[len]].concat()
+        };
+        assert_eq!(done(extended, false, ORIGIN)[..], head(0, 0));
+        assert_eq!(data(extended, ORIGIN, SPAN)[..28], head(1, 0)[..28]);
+        let refused = error(extended, ORIGIN, ErrorReply { errno: Errno::Io, why: "because" });
+        assert_eq!((refused.len(), refused[6]), (32 + 13, 0x80));
+        let runs = runs_of(&[(1 << 40, ExtentKind::Hole), (512, ExtentKind::Data)]);
+        let span = Span { len: 1 << 41, ..SPAN };
+        let reply = extents(extended, ORIGIN, span, &runs, false);
+        assert_eq!(reply[..32], head(6, 40));
+        let numbers = [[1u32.to_be_bytes(), 2u32.to_be_bytes()].concat()];
+        let pairs = [1u64 << 40, 3, 512, 0].map(u64::to_be_bytes).concat();
+        assert_eq!(reply[32..], [&numbers.concat()[..], &pairs].concat());
     }
 }

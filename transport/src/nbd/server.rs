@@ -15,7 +15,8 @@ use disk::{Disconnected, Geometry, Request, Status, Token, Transport};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::Mode;
 
-use super::connection::Connection;
+use super::connection::{Connection, Serving};
+use super::credentials::Tls;
 use super::error::{BindError, DisconnectReason, Event};
 use super::export::Export;
 use super::handover;
@@ -23,7 +24,7 @@ use super::handshake::OPTION_DATA_MAX;
 use super::listener::{Address, Listener};
 use super::memory_quota::MemoryQuota;
 use super::session::Session;
-use super::wire::STRING_MAX;
+use super::slot::{index_of, key, token_prefix};
 use crate::log::{Log, with_causes};
 use crate::{HandOver, Handover, HandoverError, Interest, KeepMemory, MemoryChange, Watch, WatchKey};
 
@@ -46,11 +47,14 @@ pub struct Config {
     pub address: Address,
     /// The disk as seen by clients.
     pub export: Export,
+    /// If given, all clients must use it.
+    pub tls: Option<Tls>,
 }
 
 /// An NBD server for one disk.
 pub struct Server {
     export: Export,
+    tls: Option<Tls>,
     listener: Listener,
     wake: OwnedFd,
     woken: bool,
@@ -79,18 +83,18 @@ impl Server {
     }
 
     fn bind_with(config: Config, mode: Option<Mode>) -> Result<Server, BindError> {
-        check_texts(&config.export)?;
+        config.export.check_texts()?;
         let listener = Listener::bind(&config.address, mode)?;
-        Server::on(listener, config.export)
+        Server::on(listener, config.export, config.tls)
     }
 
     /// Uses a listening Unix socket that is bound to `path`. The path is not removed.
-    pub fn on_socket(socket: OwnedFd, path: &Path, export: Export) -> Result<Server, BindError> {
-        check_texts(&export)?;
-        Server::on(Listener::from_socket(socket, path)?, export)
+    pub fn on_socket(socket: OwnedFd, path: &Path, export: Export, tls: Option<Tls>) -> Result<Server, BindError> {
+        export.check_texts()?;
+        Server::on(Listener::from_socket(socket, path)?, export, tls)
     }
 
-    fn on(listener: Listener, export: Export) -> Result<Server, BindError> {
+    fn on(listener: Listener, export: Export, tls: Option<Tls>) -> Result<Server, BindError> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| BindError::Failed {
             doing: "create an eventfd for",
             on: listener.address().to_string(),
@@ -99,6 +103,7 @@ impl Server {
         Ok(Server {
             listener,
             export,
+            tls,
             wake,
             woken: false,
             connections: Vec::new(),
@@ -113,14 +118,19 @@ impl Server {
     }
 
     /// Takes over the socket, bound to `path`, and the clients of another process ([`HandOver::hand_over`]).
-    pub fn taken_over(handover: Handover, path: &Path, export: Export) -> Result<Server, HandoverError> {
+    pub fn taken_over(
+        handover: Handover,
+        path: &Path,
+        export: Export,
+        tls: Option<Tls>,
+    ) -> Result<Server, HandoverError> {
         let Handover { listener, bound, peers } = handover;
         let refused = |error: BindError| HandoverError::Refused(with_causes(&error));
-        check_texts(&export).map_err(refused)?;
-        let mut server =
-            Server::on(Listener::from_bound(listener, path, bound).map_err(refused)?, export).map_err(refused)?;
+        export.check_texts().map_err(refused)?;
+        let listener = Listener::from_bound(listener, path, bound).map_err(refused)?;
+        let mut server = Server::on(listener, export, tls).map_err(refused)?;
         for (index, parcel) in peers.into_iter().enumerate().take(CONNECTIONS_MAX) {
-            let connection = handover::restore(parcel, |client| token_prefix(index, client))?;
+            let connection = handover::restore(parcel, server.tls.is_some(), |client| token_prefix(index, client))?;
             server.clients = server.clients.max(connection.client);
             server.connections.push(Some(connection));
         }
@@ -161,7 +171,11 @@ impl Server {
         let Some(Some(connection)) = self.connections.get_mut(index) else { return };
         let quota = quota_of(connection, held);
         if connection.wants_input(quota) {
-            let taken = connection.process_input(&mut self.staging, &self.export, geometry, quota, &mut self.requests);
+            let serving = Serving { export: &self.export, tls: self.tls.as_ref() };
+            let taken = connection.process_input(&mut self.staging, &serving, geometry, quota, &mut self.requests);
+            if let Some((version, is_verified)) = connection.take_tls_report() {
+                self.log.record(Event::Encrypted { client: connection.client, version, is_verified });
+            }
             if let Err(why) = taken {
                 self.disconnect(index, why);
             }
@@ -244,7 +258,8 @@ impl Server {
         if let Err(error) = watch.watch(socket.as_fd(), Interest::Read, key(index, client)) {
             return self.log.record(Event::AcceptFailed(error));
         }
-        let session = Session::new(token_prefix(index, client));
+        let prefix = token_prefix(index, client);
+        let session = if self.tls.is_some() { Session::requiring_tls(prefix) } else { Session::new(prefix) };
         if let Some(slot) = self.connections.get_mut(index) {
             *slot = Some(Connection::new(client, session, socket));
         }
@@ -431,9 +446,18 @@ impl HandOver for Server {
         }
         let listener = self.listener.fd().try_clone_to_owned();
         let listener = listener.map_err(|error| HandoverError::Failed("duplicate a listening socket", error))?;
-        let clients = self.connections.iter().flatten().filter(|connection| !connection.has_ended());
+        let clients = self.connections.iter().flatten();
+        let clients = clients.filter(|connection| !connection.has_ended() && !connection.uses_tls());
         let peers = clients.map(handover::save).collect::<Result<_, _>>()?;
         Ok(Handover { listener, bound: self.listener.bound(), peers })
+    }
+
+    fn end_left_behind(&mut self) {
+        for index in 0..self.connections.len() {
+            if self.connection(index).is_some_and(|connection| connection.uses_tls()) {
+                self.disconnect(index, DisconnectReason::NotHandedOver);
+            }
+        }
     }
 }
 
@@ -455,37 +479,7 @@ impl Drop for Server {
     }
 }
 
-/// Checks that texts do not exceed the protocol's limits.
-fn check_texts(export: &Export) -> Result<(), BindError> {
-    for (what, text) in [("the name", &export.name), ("the description", &export.description)] {
-        if text.len() > STRING_MAX {
-            return Err(BindError::TextTooLong { what, len: text.len(), max: STRING_MAX });
-        }
-    }
-    Ok(())
-}
-
 /// The quota of `connection`, if all connections together hold `held` bytes.
 fn quota_of(connection: &Connection, held: usize) -> MemoryQuota {
     MemoryQuota { others: held - connection.session.held() }
-}
-
-/// The watch key of a connection: its slot and, since slots are reused, its client number.
-fn key(index: usize, client: u32) -> WatchKey {
-    WatchKey(slot(index) << 32 | u64::from(client))
-}
-
-/// All of a token except the lowest 16 bits, which belong to the session.
-fn token_prefix(index: usize, client: u32) -> u64 {
-    slot(index) << 48 | u64::from(client) << 16
-}
-
-/// The slot number of a connection in keys and tokens.
-fn slot(index: usize) -> u64 {
-    let Ok(slot) = u16::try_from(index) else { unreachable!("at most CONNECTIONS_MAX slots") };
-    slot.into()
-}
-
-fn index_of(request: &Request) -> usize {
-    in_memory(request.token().0 >> 48)
 }

@@ -10,7 +10,7 @@ use memory::Segments;
 
 use super::error::ProtocolError;
 use super::export::Export;
-use super::handshake::{self, Handshake, Progress};
+use super::handshake::{self, Encryption, Handshake, Progress};
 use super::memory_quota::MemoryQuota;
 use super::outgoing::Outgoing;
 use super::spare_memory::SpareMemory;
@@ -32,6 +32,9 @@ pub enum Next {
     Receive,
     /// Receive nothing more until [`Session::has_memory`].
     Stall,
+    /// Send pending replies as they are; then pass all bytes in both directions through TLS, beginning with those that
+    /// were not used. They must not be passed to the session without it.
+    StartTls,
     /// Send pending replies, then disconnect.
     Disconnect,
 }
@@ -54,11 +57,21 @@ pub(super) enum SessionPhase {
 }
 
 impl Session {
-    /// A new session. Its requests' tokens have `prefix` in all but the lowest 16 bits.
+    /// A new session without TLS. Its requests' tokens have `prefix` in all but the lowest 16 bits.
     pub fn new(prefix: u64) -> Session {
+        Session::greeting(prefix, Encryption::Unavailable)
+    }
+
+    /// A new session whose client must start TLS before anything else ([`Next::StartTls`]).
+    pub fn requiring_tls(prefix: u64) -> Session {
+        Session::greeting(prefix, Encryption::Required)
+    }
+
+    fn greeting(prefix: u64, encryption: Encryption) -> Session {
         let mut outgoing = Outgoing::default();
         outgoing.push(handshake::greeting(), Segments::empty());
-        Session { phase: SessionPhase::Negotiating(Handshake::default()), outgoing, prefix, stalled: None }
+        let phase = SessionPhase::Negotiating(Handshake { encryption, ..Handshake::default() });
+        Session { phase, outgoing, prefix, stalled: None }
     }
 
     /// A session taken over from another process, with replies to be sent.
@@ -78,6 +91,11 @@ impl Session {
     /// Returns true until the client has finished negotiating.
     pub fn is_negotiating(&self) -> bool {
         matches!(self.phase, SessionPhase::Negotiating(_))
+    }
+
+    /// Returns true until the client has started TLS, if it must.
+    pub fn needs_tls(&self) -> bool {
+        matches!(&self.phase, SessionPhase::Negotiating(handshake) if handshake.encryption == Encryption::Required)
     }
 
     /// The number of requests in the disk.
@@ -145,6 +163,10 @@ impl Session {
                     used += len;
                     continue;
                 }
+                InputProgress::StartTls(len) => {
+                    used += len;
+                    Next::StartTls
+                }
                 InputProgress::Incomplete => Next::Receive,
                 InputProgress::Stalled(len) => {
                     self.stalled = Some(len);
@@ -165,6 +187,7 @@ impl Session {
         let progress = handshake.step(bytes, export, &mut reply)?;
         self.outgoing.push(reply, Segments::empty());
         Ok(match progress {
+            Progress::StartTls(used) => InputProgress::StartTls(used),
             Progress::Incomplete => InputProgress::Incomplete,
             Progress::Negotiating(used) => InputProgress::Used(used),
             Progress::Negotiated(used, negotiated) => {

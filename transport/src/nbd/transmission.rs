@@ -10,15 +10,15 @@ use std::collections::VecDeque;
 use disk::size::in_memory;
 use disk::{DiskOffset, Extent, Geometry, Operation, Request, Status, Token};
 use memory::Segments;
-use zerocopy::FromBytes;
 
-use super::command::{DiskRequest, ErrorReply, Verdict, validate};
+use super::command::{DiskRequest, ErrorReply, Header, Verdict, first_part, validate};
 use super::error::ProtocolError;
-use super::export::{Negotiated, REQUEST_MAX};
+use super::export::Negotiated;
 use super::memory_quota::MemoryQuota;
+use super::origin::Origin;
 use super::outgoing::{Head, Outgoing};
 use super::reply;
-use super::wire::{self, Errno, RequestHeader};
+use super::wire::{self, Errno};
 
 /// The maximum number of one connection's requests in progress. QEMU has 16 in flight, libnbd's tools 64.
 pub(super) const REQUESTS_MAX: usize = 128;
@@ -43,14 +43,14 @@ pub(super) enum Receiving {
     Header,
     /// Data of a write; `filled` bytes have been received.
     Data {
-        cookie: u64,
+        origin: Origin,
         request: DiskRequest,
         memory: Segments,
         filled: usize,
     },
-    /// Data of a write that is not passed to the disk.
+    /// Data of a request that is not passed to the disk.
     Discard {
-        cookie: u64,
+        origin: Origin,
         left: usize,
         error_reply: Option<ErrorReply>,
     },
@@ -59,8 +59,10 @@ pub(super) enum Receiving {
 /// A request in the disk.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
-    cookie: u64,
+    origin: Origin,
     request: DiskRequest,
+    /// With the contexts that the request selects.
+    negotiated: Negotiated,
 }
 
 /// The result of processing some bytes.
@@ -72,6 +74,8 @@ pub(super) enum InputProgress {
     Incomplete,
     /// There is no memory for a request of this number of bytes.
     Stalled(usize),
+    /// This number of bytes was used, and whatever follows is TLS.
+    StartTls(usize),
     /// The client has disconnected.
     Disconnect,
 }
@@ -151,42 +155,45 @@ impl Transmission {
         outgoing: &mut Outgoing,
         requests: &mut VecDeque<Request>,
     ) -> Result<InputProgress, ProtocolError> {
-        let Ok((header, _)) = RequestHeader::read_from_prefix(bytes) else { return Ok(InputProgress::Incomplete) };
-        if header.magic != wire::REQUEST_MAGIC {
-            return Err(ProtocolError::RequestMagic);
-        }
-        let writes = header.kind == wire::CMD_WRITE;
-        if writes && header.len > REQUEST_MAX {
-            return Err(ProtocolError::WriteTooLong(header.len.get()));
-        }
-        let verdict = validate(&header, self.negotiated, geometry);
+        let Some((header, mut size)) = Header::parse(bytes, self.negotiated)? else {
+            return Ok(InputProgress::Incomplete);
+        };
+        let (header, negotiated) = match header.selection(self.negotiated) {
+            None => (header, self.negotiated),
+            Some(len) => {
+                let Some(data) = bytes.get(size..size + len) else { return Ok(InputProgress::Incomplete) };
+                // Without a valid selection, the flag makes the request invalid, and its data is skipped.
+                let selected = header.select(data, self.negotiated);
+                size += if selected.is_some() { len } else { 0 };
+                selected.unwrap_or((header, self.negotiated))
+            }
+        };
+        let verdict = validate(&header, negotiated, geometry);
         let memory_len = memory_of(verdict);
         if !self.admits(memory_len, outgoing, quota) {
             return Ok(InputProgress::Stalled(memory_len));
         }
-        let cookie = header.cookie.get();
-        let data_len = if writes { in_memory(header.len.get().into()) } else { 0 };
+        let origin = header.origin;
         let error_reply = match verdict {
             Verdict::Disconnect => return Ok(InputProgress::Disconnect),
             Verdict::Serve(request) => {
-                self.serve(cookie, request, memory_len, geometry, outgoing, requests);
-                return Ok(InputProgress::Used(size_of::<RequestHeader>()));
+                self.serve(Pending { origin, request, negotiated }, memory_len, geometry, outgoing, requests);
+                return Ok(InputProgress::Used(size));
             }
             Verdict::Nothing => None,
             Verdict::Error(error_reply) => Some(error_reply),
         };
-        if data_len > 0 {
-            self.receiving = Receiving::Discard { cookie, left: data_len, error_reply };
+        if header.data > 0 {
+            self.receiving = Receiving::Discard { origin, left: in_memory(header.data.into()), error_reply };
         } else {
-            self.reply(cookie, header.kind == wire::CMD_READ, error_reply, outgoing);
+            self.reply(origin, header.kind == wire::CMD_READ, error_reply, outgoing);
         }
-        Ok(InputProgress::Used(size_of::<RequestHeader>()))
+        Ok(InputProgress::Used(size))
     }
 
     fn serve(
         &mut self,
-        cookie: u64,
-        request: DiskRequest,
+        pending: Pending,
         memory_len: usize,
         geometry: &Geometry,
         outgoing: &mut Outgoing,
@@ -194,28 +201,30 @@ impl Transmission {
     ) {
         self.held += memory_len;
         let memory = if memory_len > 0 { outgoing.spare_mut().take(memory_len) } else { Segments::empty() };
+        let Pending { origin, request, .. } = pending;
         if let Operation::Write { .. } = request.operation {
-            self.receiving = Receiving::Data { cookie, request, memory, filled: 0 };
+            self.receiving = Receiving::Data { origin, request, memory, filled: 0 };
         } else {
-            self.submit(Pending { cookie, request }, memory, geometry, outgoing, requests);
+            self.submit(pending, memory, geometry, outgoing, requests);
         }
     }
 
     /// Submits a write whose last byte has been received.
     fn data_complete(&mut self, geometry: &Geometry, outgoing: &mut Outgoing, requests: &mut VecDeque<Request>) {
-        if let Receiving::Data { cookie, request, ref memory, filled } = self.receiving {
+        if let Receiving::Data { origin, request, ref memory, filled } = self.receiving {
             if filled == memory.len() {
                 let memory = memory.clone();
+                let negotiated = self.negotiated;
                 self.receiving = Receiving::Header;
-                self.submit(Pending { cookie, request }, memory, geometry, outgoing, requests);
+                self.submit(Pending { origin, request, negotiated }, memory, geometry, outgoing, requests);
             }
         }
     }
 
     fn discard_complete(&mut self, outgoing: &mut Outgoing) {
-        if let Receiving::Discard { cookie, left: 0, error_reply } = self.receiving {
+        if let Receiving::Discard { origin, left: 0, error_reply } = self.receiving {
             self.receiving = Receiving::Header;
-            self.reply(cookie, false, error_reply, outgoing);
+            self.reply(origin, false, error_reply, outgoing);
         }
     }
 
@@ -242,16 +251,16 @@ impl Transmission {
                 self.free.push(slot);
                 self.held -= held;
                 let reads = pending.request.operation == Operation::Read;
-                self.reply(pending.cookie, reads, reply::error_reply(status), outgoing);
+                self.reply(pending.origin, reads, reply::error_reply(status), outgoing);
             }
         }
     }
 
     /// Replies to a request that was not passed to the disk.
-    fn reply(&self, cookie: u64, reads: bool, error_reply: Option<ErrorReply>, outgoing: &mut Outgoing) {
+    fn reply(&self, origin: Origin, reads: bool, error_reply: Option<ErrorReply>, outgoing: &mut Outgoing) {
         let head = match error_reply {
-            None => reply::done(self.negotiated, reads, cookie),
-            Some(error_reply) => reply::error(self.negotiated, cookie, error_reply),
+            None => reply::done(self.negotiated, reads, origin),
+            Some(error_reply) => reply::error(self.negotiated, origin, error_reply),
         };
         outgoing.push(head, Segments::empty());
     }
@@ -268,22 +277,26 @@ impl Transmission {
             request.retire();
             return;
         };
+        if pending.request.rest > 0 && status == Status::Done {
+            request.retire();
+            return self.next_part(pending, outgoing, follow);
+        }
         if pending.request.flush_after && status == Status::Done && request.operation() == Operation::Discard {
             request.retire();
             return self.flush_before_reply(pending, outgoing, follow);
         }
         match (error_reply(&pending, status), request.operation()) {
             (Some(error_reply), _) => {
-                outgoing.push(reply::error(self.negotiated, pending.cookie, error_reply), Segments::empty())
+                outgoing.push(reply::error(self.negotiated, pending.origin, error_reply), Segments::empty())
             }
             (None, Operation::Read) => {
-                let head = reply::data(self.negotiated, pending.cookie, request.asked());
+                let head = reply::data(self.negotiated, pending.origin, request.asked());
                 outgoing.push(head, request.asked_memory());
             }
             (None, Operation::Extents { .. }) if !pending.request.discard_result => {
-                outgoing.push(extents(&pending, &request, self.negotiated), Segments::empty())
+                outgoing.push(extents(&pending, &request), Segments::empty())
             }
-            (None, _) => outgoing.push(reply::done(self.negotiated, false, pending.cookie), Segments::empty()),
+            (None, _) => outgoing.push(reply::done(self.negotiated, false, pending.origin), Segments::empty()),
         }
         let written = request.operation().is_write().then(|| request.asked_memory());
         request.retire();
@@ -295,7 +308,7 @@ impl Transmission {
     /// Replies to a request that is not passed to the disk because the server is stopping.
     pub(super) fn reject(&mut self, request: Request, outgoing: &mut Outgoing) {
         if let Some(pending) = self.take_pending(&request) {
-            outgoing.push(reply::error(self.negotiated, pending.cookie, STOPPING), Segments::empty());
+            outgoing.push(reply::error(self.negotiated, pending.origin, STOPPING), Segments::empty());
         }
         request.retire();
     }
@@ -319,6 +332,23 @@ impl Transmission {
         pending
     }
 
+    /// Submits the next part of a request that is for more than the disk is to do at once.
+    fn next_part(
+        &mut self,
+        done: Pending,
+        outgoing: &mut Outgoing,
+        follow: Option<(&Geometry, &mut VecDeque<Request>)>,
+    ) {
+        let Some((geometry, requests)) = follow else {
+            return self.reply(done.origin, false, Some(STOPPING), outgoing);
+        };
+        let DiskRequest { operation, span, rest, .. } = done.request;
+        let left = disk::Span { at: span.end(), len: rest };
+        let span = first_part(operation, left);
+        let request = DiskRequest { span, rest: rest - span.len, ..done.request };
+        self.submit(Pending { request, ..done }, Segments::empty(), geometry, outgoing, requests);
+    }
+
     /// Submits a flush for a completed trim with FUA, which is answered when the flush has made it durable.
     fn flush_before_reply(
         &mut self,
@@ -327,11 +357,11 @@ impl Transmission {
         follow: Option<(&Geometry, &mut VecDeque<Request>)>,
     ) {
         let Some((geometry, requests)) = follow else {
-            return self.reply(trim.cookie, false, Some(STOPPING), outgoing);
+            return self.reply(trim.origin, false, Some(STOPPING), outgoing);
         };
         let span = disk::Span { at: DiskOffset(0), len: 0 };
         let request = DiskRequest { operation: Operation::Flush, span, flush_after: false, ..trim.request };
-        self.submit(Pending { cookie: trim.cookie, request }, Segments::empty(), geometry, outgoing, requests);
+        self.submit(Pending { request, ..trim }, Segments::empty(), geometry, outgoing, requests);
     }
 
     fn free_slot(&mut self) -> usize {
@@ -373,7 +403,7 @@ fn error_reply(pending: &Pending, status: Status) -> Option<ErrorReply> {
     }
 }
 
-fn extents(pending: &Pending, request: &Request, negotiated: Negotiated) -> Head {
+fn extents(pending: &Pending, request: &Request) -> Head {
     // The extents begin at the block that contains the start of the request.
     let mut skip = request.asked().at - request.span().at;
     let requested = request.extents().iter().map(|extent| {
@@ -385,7 +415,7 @@ fn extents(pending: &Pending, request: &Request, negotiated: Negotiated) -> Head
     if extents.is_empty() {
         // BLOCK_STATUS has no empty reply; a disk that returns no extents is a bug of ours.
         let error_reply = ErrorReply { errno: Errno::Io, why: "the disk returned no extents" };
-        return reply::error(negotiated, pending.cookie, error_reply);
+        return reply::error(pending.negotiated, pending.origin, error_reply);
     }
-    reply::extents(negotiated, pending.cookie, request.asked(), &extents, pending.request.one_extent)
+    reply::extents(pending.negotiated, pending.origin, request.asked(), &extents, pending.request.one_extent)
 }

@@ -449,4 +449,6 @@ impl HandOver for Server {
         let peers = self.client.as_ref().map(handover::save).transpose()?.unwrap_or_default();
         Ok(Handover { listener, bound: self.listener.bound(), peers })
     }
+
+    fn end_left_behind(&mut self) {}
 }

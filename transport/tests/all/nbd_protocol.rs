@@ -15,6 +15,7 @@ fn config(address: Address) -> Config {
     Config {
         address,
         export: Export { name: String::new(), description: String::new(), geometry: GEOMETRY, layered: false },
+        tls: None,
     }
 }
 

@@ -16,7 +16,7 @@ use disk::{Extent, ExtentKind, Geometry, Operation, Request, Span, Status, Trans
 use rustix::event::epoll;
 use rustix::event::{EventfdFlags, eventfd};
 use testkit::nbd::wire::Connection;
-use transport::nbd::{Address, Config, Export, Server};
+use transport::nbd::{Address, Config, Export, Server, Tls};
 use transport::{Interest, Server as _, Watch, WatchKey};
 
 pub const GEOMETRY: Geometry =
@@ -132,17 +132,30 @@ impl Served {
     pub fn unix(geometry: Geometry) -> Served {
         let directory = tempfile::tempdir().unwrap();
         let address = Address::Unix(directory.path().join("nbd.sock"));
-        Served::at(address, geometry, directory)
+        Served::at(address, geometry, directory, None)
+    }
+
+    /// The same, for clients that use TLS.
+    pub fn unix_tls(geometry: Geometry, tls: Tls) -> Served {
+        let directory = tempfile::tempdir().unwrap();
+        let address = Address::Unix(directory.path().join("nbd.sock"));
+        Served::at(address, geometry, directory, Some(tls))
+    }
+
+    /// The same over TCP.
+    pub fn tcp_tls(geometry: Geometry, tls: Tls) -> Served {
+        let directory = tempfile::tempdir().unwrap();
+        Served::at(Address::Tcp(([127, 0, 0, 1], 0).into()), geometry, directory, Some(tls))
     }
 
     pub fn tcp(geometry: Geometry) -> Served {
         let directory = tempfile::tempdir().unwrap();
-        Served::at(Address::Tcp(([127, 0, 0, 1], 0).into()), geometry, directory)
+        Served::at(Address::Tcp(([127, 0, 0, 1], 0).into()), geometry, directory, None)
     }
 
-    fn at(address: Address, geometry: Geometry, directory: tempfile::TempDir) -> Served {
+    fn at(address: Address, geometry: Geometry, directory: tempfile::TempDir, tls: Option<Tls>) -> Served {
         let export = Export { name: "vdi".into(), description: "a disk in memory".into(), geometry, layered: false };
-        let server = Server::bind(Config { address, export }).unwrap();
+        let server = Server::bind(Config { address, export, tls }).unwrap();
         let address = server.address().clone();
         let disk = Arc::new(Mutex::new(RamDisk::default()));
         let events = Arc::new(Mutex::new(Vec::new()));
@@ -176,6 +189,11 @@ impl Served {
     /// A client that uses structured replies.
     pub fn structured(&self) -> Connection {
         Connection::structured(self.path()).unwrap()
+    }
+
+    /// A client that uses extended headers.
+    pub fn extended(&self) -> Connection {
+        Connection::extended(self.path()).unwrap()
     }
 
     /// A file name in the test's own directory.

@@ -251,7 +251,12 @@ impl Upgrade {
             Err(why) => return Err(Failure::new("hand over the disk's connections", why)),
         };
         match self.successor.hand_over(server, &self.control, until, work) {
-            Ok(()) => Ok(Some(Attempt::Done(since.elapsed()))),
+            Ok(()) => {
+                let pause = since.elapsed();
+                hands_over(work)?.end_left_behind();
+                work.server.log_events(&mut |event| say(event));
+                Ok(Some(Attempt::Done(pause)))
+            }
             Err(NotHanded::Successor(ChannelError::Late)) => Ok(Some(Attempt::Late)),
             Err(NotHanded::Successor(why)) => Err(Failure::new("hand over the disk", why)
                 .advise("the disk continues as before; see the log for why the new process did not take it over")),

@@ -149,7 +149,7 @@ fn serve(host: &Host, device: &Device, directory: &Path, nbd: Option<PathBuf>, s
     let nbd = nbd.map(|path| {
         let export =
             nbd::Export { name: String::new(), description: String::new(), geometry: disk.geometry(), layered: false };
-        nbd::Server::bind(nbd::Config { address: nbd::Address::Unix(path), export }).unwrap()
+        nbd::Server::bind(nbd::Config { address: nbd::Address::Unix(path), export, tls: None }).unwrap()
     });
     let serving = Serving {
         files: Files::of_system(),

@@ -76,7 +76,7 @@ fn go_returns_size_flags_and_block_sizes() {
     let (progress, replies) = send_option(&mut handshake, wire::OPT_GO, &export_query(b"vdi", &[]));
     assert!(matches!(
         progress,
-        Progress::Negotiated(_, Negotiated { structured: false, allocation: false, depth: false })
+        Progress::Negotiated(_, Negotiated { structured: false, extended: false, allocation: false, depth: false })
     ));
     assert_eq!(kinds(&replies), [wire::REP_INFO, wire::REP_INFO, wire::REP_ACK]);
     assert_eq!(replies[0].1[2..10], (1u64 << 30).to_be_bytes());
@@ -141,8 +141,37 @@ fn allocation_requires_structured_replies() {
     let (progress, _) = send_option(&mut handshake, wire::OPT_GO, &export_query(b"", &[]));
     assert!(matches!(
         progress,
-        Progress::Negotiated(_, Negotiated { structured: true, allocation: true, depth: false })
+        Progress::Negotiated(_, Negotiated { structured: true, extended: false, allocation: true, depth: false })
     ));
+}
+
+#[test]
+fn extended_headers_take_precedence_over_structured_replies() {
+    let mut handshake = fixed();
+    assert_eq!(kinds(&send_option(&mut handshake, wire::OPT_EXTENDED_HEADERS, b"x").1), [wire::REP_ERR_INVALID]);
+    assert_eq!(kinds(&send_option(&mut handshake, wire::OPT_EXTENDED_HEADERS, &[]).1), [wire::REP_ACK]);
+    let (_, replies) = send_option(&mut handshake, wire::OPT_STRUCTURED_REPLY, &[]);
+    assert_eq!(kinds(&replies), [wire::REP_ERR_EXT_HEADER_REQD]);
+    // Contexts need no structured replies then.
+    let (_, replies) =
+        send_option(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[ALLOCATION.0.as_bytes()]));
+    assert_eq!(kinds(&replies), [wire::REP_META_CONTEXT, wire::REP_ACK]);
+    let named = handshake.step(&option(wire::OPT_EXPORT_NAME, b""), &export(), &mut Vec::new());
+    assert_eq!(named, Err(ProtocolError::NotGo));
+    let (progress, replies) = send_option(&mut handshake, wire::OPT_GO, &export_query(b"", &[]));
+    let flags = u16::from_be_bytes([replies[0].1[10], replies[0].1[11]]);
+    let expected = wire::SEND_DF | wire::BLOCK_STATUS_PAYLOAD;
+    assert_eq!(flags & expected, expected);
+    let negotiated = Negotiated { structured: true, extended: true, allocation: true, depth: false };
+    assert!(matches!(progress, Progress::Negotiated(_, found) if found == negotiated));
+}
+
+#[test]
+fn payloads_of_block_status_are_offered_only_with_extended_headers_and_contexts() {
+    let all = Negotiated { structured: true, extended: true, allocation: true, depth: false };
+    for negotiated in [Negotiated { extended: false, ..all }, Negotiated { allocation: false, ..all }] {
+        assert_eq!(export().flags(negotiated) & wire::BLOCK_STATUS_PAYLOAD, 0);
+    }
 }
 
 #[test]
@@ -166,7 +195,7 @@ fn depths_are_offered_only_for_layered_images() {
         assert_eq!(replies, found(count));
         let (progress, _) = send_option(wire::OPT_GO, &export_query(b"", &[]));
         let Progress::Negotiated(_, negotiated) = progress else { panic!("{progress:?}") };
-        assert_eq!(negotiated, Negotiated { structured: true, allocation: false, depth: layered });
+        assert_eq!(negotiated, Negotiated { structured: true, extended: false, allocation: false, depth: layered });
     }
 }
 
@@ -179,7 +208,7 @@ fn setting_contexts_again_replaces_them_even_when_it_fails() {
     let (progress, _) = send_option(&mut handshake, wire::OPT_GO, &export_query(b"", &[]));
     assert!(matches!(
         progress,
-        Progress::Negotiated(_, Negotiated { structured: true, allocation: false, depth: false })
+        Progress::Negotiated(_, Negotiated { structured: true, extended: false, allocation: false, depth: false })
     ));
 }
 
@@ -203,9 +232,38 @@ fn list_returns_the_export() {
 #[test]
 fn unknown_options_and_tls_are_unsupported() {
     let mut handshake = fixed();
-    for number in [0, 4, 5, 11, 77, u32::MAX] {
+    for number in [0, 4, 5, 12, 77, u32::MAX] {
         assert_eq!(kinds(&send_option(&mut handshake, number, b"data").1), [wire::REP_ERR_UNSUP]);
     }
+}
+
+fn requiring_tls() -> Handshake {
+    Handshake { encryption: Encryption::Required, ..fixed() }
+}
+
+#[test]
+fn nothing_but_starttls_and_abort_is_accepted_before_tls() {
+    for number in [0, 3, 4, 6, 7, 8, 9, 10, 11, 77, u32::MAX] {
+        let (progress, replies) = send_option(&mut requiring_tls(), number, &export_query(b"", &[]));
+        assert_eq!(kinds(&replies), [wire::REP_ERR_TLS_REQD], "{number}");
+        assert!(matches!(progress, Progress::Negotiating(_)));
+    }
+    assert_eq!(send_option(&mut requiring_tls(), wire::OPT_ABORT, &[]).0, Progress::Aborted);
+    let named = requiring_tls().step(&option(wire::OPT_EXPORT_NAME, b""), &export(), &mut Vec::new());
+    assert_eq!(named, Err(ProtocolError::TlsRequired));
+    assert_eq!(kinds(&send_option(&mut requiring_tls(), wire::OPT_STARTTLS, b"x").1), [wire::REP_ERR_INVALID]);
+}
+
+#[test]
+fn starttls_forgets_what_was_negotiated_and_is_refused_afterwards() {
+    let negotiated = Negotiated { structured: true, extended: false, allocation: true, depth: true };
+    let mut handshake = Handshake { negotiated, ..requiring_tls() };
+    let (progress, replies) = send_option(&mut handshake, wire::OPT_STARTTLS, &[]);
+    assert_eq!((progress, kinds(&replies)), (Progress::StartTls(16), vec![wire::REP_ACK]));
+    assert_eq!(handshake.negotiated, Negotiated::default());
+    assert_eq!(kinds(&send_option(&mut handshake, wire::OPT_STARTTLS, &[]).1), [wire::REP_ERR_INVALID]);
+    let (progress, _) = send_option(&mut handshake, wire::OPT_GO, &export_query(b"", &[]));
+    assert!(matches!(progress, Progress::Negotiated(_, negotiated) if negotiated == Negotiated::default()));
 }
 
 #[test]

@@ -38,7 +38,10 @@ pub const REP_INFO: u32 = 3;
 pub const REP_META_CONTEXT: u32 = 4;
 pub const REP_ERR_UNSUP: u32 = (1 << 31) + 1;
 pub const REP_ERR_INVALID: u32 = (1 << 31) + 3;
+pub const REP_ERR_TLS_REQD: u32 = (1 << 31) + 5;
 pub const REP_ERR_UNKNOWN: u32 = (1 << 31) + 6;
+/// Every type of a reply with this bit is an error.
+pub const REP_IS_ERROR: u32 = 1 << 31;
 
 // NBD_REP_INFO: the information about an export.
 pub const INFO_EXPORT: u16 = 0;
@@ -84,8 +87,11 @@ pub const CMD_FLAG_FAST_ZERO: u16 = 1 << 4;
 pub const CHUNK_DONE: u16 = 1 << 0;
 pub const CHUNK_NONE: u16 = 0;
 pub const CHUNK_OFFSET_DATA: u16 = 1;
+pub const CHUNK_OFFSET_HOLE: u16 = 2;
 pub const CHUNK_BLOCK_STATUS: u16 = 5;
 pub const CHUNK_ERROR: u16 = (1 << 15) + 1;
+/// Every type of a chunk with this bit is an error.
+pub const CHUNK_IS_ERROR: u16 = 1 << 15;
 
 // "Metadata contexts": `base:allocation`.
 pub const STATE_HOLE: u32 = 1 << 0;

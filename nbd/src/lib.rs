@@ -6,4 +6,5 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod uri;
 pub mod wire;

@@ -64,7 +64,7 @@ impl Kept {
     }
 
     /// The connection was lost; returns what is to be sent on the next one, oldest first.
-    pub(super) fn to_repeat(&mut self) -> Vec<Piece> {
+    pub(super) fn repeat_all(&mut self) -> Vec<Piece> {
         self.writes.iter_mut().for_each(|write| write.here = false);
         let repeat = |write: &KeptWrite| {
             let kind = if write.bytes.is_some() { Kind::Write } else { Kind::Zero };

@@ -168,7 +168,7 @@ impl Client {
         if self.pieces.planted == Some(Planted::FlushAcrossReconnect) {
             self.kept.clear();
         }
-        for piece in self.kept.to_repeat().into_iter().rev() {
+        for piece in self.kept.repeat_all().into_iter().rev() {
             self.pieces.list.push_front(piece);
         }
         if self.flush_failed {

@@ -167,11 +167,9 @@ fn run_seed(seed: u64, planted: Option<Planted>) -> Result<(), String> {
         }
         let may_submit = if world.is_last() { world.only_last_left() } else { world.has_work() };
         match random.below(13) {
-            0 if cuts > 0 && world.connected => {
-                if random.below(4) == 0 {
-                    cuts -= 1;
-                    world.cut(random.below(5), RESTARTS[random.below(3)])?;
-                }
+            0 if cuts > 0 && world.connected && random.below(4) == 0 => {
+                cuts -= 1;
+                world.cut(random.below(5), RESTARTS[random.below(3)])?;
             }
             1 if !world.connected => world.connect(),
             2 | 3 if may_submit => world.submit()?,

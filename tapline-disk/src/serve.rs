@@ -42,6 +42,7 @@ use crate::files::access;
 use crate::image::chain::{self, Chain, Layers};
 use crate::image::engine_choice::{self, Data};
 use crate::image::fileless;
+use crate::image::remote;
 use crate::process::failure::{Exit, Failure, explain, only_read};
 use crate::process::log::say;
 use crate::process::output;
@@ -64,6 +65,7 @@ const ENGINE_DEPTH: usize = 256;
 
 /// Runs the command until a signal ends it.
 pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
+    remote::refuse(std::iter::once(&serve.image).chain(&serve.parents.names))?;
     if serve.image.format.is_read_only() {
         return Err(only_read(format!("serve {}", serve.image), &serve.image));
     }

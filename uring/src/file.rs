@@ -332,6 +332,9 @@ impl ImageFile {
     /// Returns true if io_uring would need a worker thread for every transfer on this file, because the file system
     /// cannot do I/O without blocking its caller (tmpfs). Linux AIO is the faster engine then.
     pub fn uring_needs_workers(&self) -> bool {
+        if self.remote.is_some() {
+            return false;
+        }
         let buffer = memory::Buffer::zeroed(memory::PAGE);
         // SAFETY: the page was allocated above, is initialised, and has no other user until it is dropped.
         let page = unsafe { std::slice::from_raw_parts_mut(buffer.base(), buffer.capacity()) };

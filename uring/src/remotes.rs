@@ -81,7 +81,11 @@ impl Remotes {
     }
 
     /// Moves bytes, and completed operations into `done`; returns how long the engine may sleep.
-    pub(crate) fn turn(&self, backend: &mut Backend, done: &mut Vec<FileDone>) -> Result<Option<Duration>, EngineFailed> {
+    pub(crate) fn turn(
+        &self,
+        backend: &mut Backend,
+        done: &mut Vec<FileDone>,
+    ) -> Result<Option<Duration>, EngineFailed> {
         let mut sleeps = None;
         for (key, remote) in self.all() {
             let left = remote.turn(done);

@@ -19,6 +19,7 @@ use crate::image::fileless;
 use crate::image::parent_link;
 use crate::image::raw_lookalike;
 use crate::image::redo_log;
+use crate::image::remote;
 use crate::image::replay_redo::{self, ChainToReplay, Replayed};
 use crate::image::rewrite_marker::{self, UnfinishedRewrite};
 use crate::image::vhd_tail;
@@ -203,6 +204,9 @@ impl Layers {
         served: Option<Served>,
     ) -> Result<(), Failure> {
         let files = &self.from;
+        if let Some(file) = remote::open(files, name, options.write)? {
+            return self.add_remote(name, file, options.write);
+        }
         let taken_over = served.is_some_and(|served| served.taken_over);
         // The disk replays the log of an image that is served for writing: reads need not wait for that.
         let served = served.filter(|_| options.write);
@@ -238,6 +242,14 @@ impl Layers {
         self.images.push(image);
         self.names.push(name.clone());
         self.logs.extend(log.map(|log| (depth, log)));
+        Ok(())
+    }
+
+    /// Adds an image at an NBD server: next to it there is no redo log, and no marker of a command.
+    fn add_remote(&mut self, name: &ImageName, mut file: ImageFile, write: bool) -> Result<(), Failure> {
+        self.images.push(open_as_it_is(&self.from, name, &mut file, write)?);
+        self.names.push(name.clone());
+        self.files.push(file);
         Ok(())
     }
 
@@ -277,7 +289,8 @@ pub fn disk_of(
 
 /// Replays the redo logs of a chain, except those from which it is read.
 fn settle_logs(chain: &Chain<'_>, options: OpenOptions) -> Result<Replayed, Failure> {
-    if !options.lock || chain.served.is_some_and(|served| served.taken_over) {
+    let is_remote = chain.names.iter().any(|name| name.uri().is_some());
+    if is_remote || !options.lock || chain.served.is_some_and(|served| served.taken_over) {
         return Ok(Replayed::default());
     }
     replay_redo::chain(&ChainToReplay {
@@ -368,6 +381,7 @@ fn check_names(files: &Files, names: &[&ImageName]) -> Result<(), Failure> {
     if let Some(name) = names.iter().find(|name| names.len() > 1 && name.format.is_read_only()) {
         return Err(only_read(format!("use {name} in a chain"), name));
     }
+    remote::refuse_in_chain(names)?;
     let mut seen: Vec<(FileIdentity, &ImageName)> = Vec::new();
     for (name, path) in names.iter().flat_map(|&name| name.paths().map(move |path| (name, path))) {
         // A missing file is reported when it is opened.

@@ -90,6 +90,11 @@ impl Remote {
         }
     }
 
+    /// Whether there are other handles of it.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.shared) > 1
+    }
+
     /// The size of the export in bytes.
     pub fn size(&self) -> u64 {
         self.size

@@ -47,6 +47,7 @@ const ARROWS: &[Arrow] = &[
             "disk",
             "logging",
             "memory",
+            "nbd",
             "plan",
             "shares",
             "stats",

@@ -202,11 +202,6 @@ impl Engine {
         }
     }
 
-    /// Returns messages for people about connections to NBD servers, each once.
-    pub fn take_news(&self) -> Vec<String> {
-        self.remotes.as_ref().map_or_else(Vec::new, |remotes| remotes.take_news())
-    }
-
     /// Registers a buffer, if the engine supports that. I/O through unregistered buffers also works, but is slower.
     pub fn register_memory(&mut self, buffer: Arc<Buffer>) -> Result<(), EngineError> {
         self.backend.register_memory(buffer.clone())?;

@@ -123,11 +123,6 @@ impl Remotes {
         self.all().for_each(|(key, _)| backend.ignore_ready(key));
         self.turn(backend, done).map(drop)
     }
-
-    /// Messages for people.
-    pub(crate) fn take_news(&self) -> Vec<String> {
-        self.all().flat_map(|(_, remote)| remote.take_news()).collect()
-    }
 }
 
 /// What has become of an operation.

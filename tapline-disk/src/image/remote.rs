@@ -13,6 +13,7 @@ use uring::{Cache, ImageFile, OpenOptions, Remote, RemoteOptions};
 
 use crate::files::Files;
 use crate::process::failure::Failure;
+use crate::process::log::say;
 
 /// How long a job waits for a server that is away: long enough for a restart of the server or of its host's network.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -49,7 +50,7 @@ fn connected(uri: &Uri, write: bool) -> Result<Remote, Failure> {
     if let Some(remote) = idle {
         return Ok(remote);
     }
-    let options = RemoteOptions { write, patience: Some(PATIENCE), may_wait: true };
+    let options = RemoteOptions { write, patience: Some(PATIENCE), may_wait: true, report: |line| say(line) };
     let remote = Remote::open(uri, options)
         .map_err(|error| Failure::said(error).advise("check that its server runs and has this export: nbdinfo URI"))?;
     connections.push(Connected { uri: uri.clone(), write, remote: remote.clone() });

@@ -235,7 +235,6 @@ impl Runner {
             self.disk.settle(done, &mut self.engine);
         }
         self.disk.retry(&mut self.engine);
-        self.engine.take_news().iter().for_each(say);
         if self.timer.is_some() {
             // Whether it has expired is checked by the clock.
             self.engine.take_ready(&mut self.ready);

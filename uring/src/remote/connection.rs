@@ -20,8 +20,6 @@ const NEGOTIATION: Duration = Duration::from_secs(10);
 const CHUNK: usize = 256 << 10;
 /// The most bytes received in one turn, so that other files of the engine have theirs.
 const TURN: usize = 8 << 20;
-/// The most messages for people that wait.
-const NEWS_MAX: usize = 16;
 
 #[derive(Debug)]
 enum State {
@@ -57,7 +55,8 @@ pub(super) struct Connection {
     pub(super) unwatched: bool,
     /// There may be more to receive although nothing new arrives.
     pub(super) more: bool,
-    news: Vec<String>,
+    /// Receives messages for people.
+    report: fn(&str),
     /// Why there was no connection at last.
     pub(super) why: String,
     buffer: Vec<u8>,
@@ -65,7 +64,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(client: Client, uri: Uri, targets: Vec<Target>, now: Instant) -> Connection {
+    pub(super) fn new(client: Client, uri: Uri, targets: Vec<Target>, report: fn(&str), now: Instant) -> Connection {
         Connection {
             client,
             uri,
@@ -76,7 +75,7 @@ impl Connection {
             patience: None,
             unwatched: false,
             more: false,
-            news: Vec::new(),
+            report,
             why: String::new(),
             buffer: Vec::new(),
             extents: Vec::new(),
@@ -100,10 +99,6 @@ impl Connection {
             State::Down(_) => usize::try_from(self.attempts).unwrap_or(usize::MAX),
             _ => 0,
         }
-    }
-
-    pub(super) fn take_news(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.news)
     }
 
     /// Since when no connection works.
@@ -212,7 +207,7 @@ impl Connection {
         if self.client.is_up() {
             if let Some(lost) = self.lost.take().filter(|_| self.attempts > 1) {
                 let away = now.duration_since(lost).as_secs_f32();
-                self.tell(format!("{}: connected again after {away:.1} s", self.uri));
+                (self.report)(&format!("{}: connected again after {away:.1} s", self.uri));
             }
             self.attempts = 0;
         } else if now.duration_since(*since) >= NEGOTIATION {
@@ -233,17 +228,11 @@ impl Connection {
         self.state = State::Down(now + if worked { PAUSE_MIN } else { pause });
         self.attempts = self.attempts.max(1);
         if worked {
-            self.tell(format!("{}: connection lost: {why}; reconnecting", self.uri));
+            (self.report)(&format!("{}: connection lost: {why}; reconnecting", self.uri));
         } else if self.why != why {
-            self.tell(format!("{}: cannot connect: {why}; trying again", self.uri));
+            (self.report)(&format!("{}: cannot connect: {why}; trying again", self.uri));
         }
         self.why = why.to_owned();
-    }
-
-    fn tell(&mut self, message: String) {
-        if self.news.len() < NEWS_MAX {
-            self.news.push(message);
-        }
     }
 
     /// Waits for an event, no longer than `most`.

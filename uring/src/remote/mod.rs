@@ -24,7 +24,7 @@ const SYNCHRONOUS: FileId = FileId(u8::MAX);
 /// How long opening an export waits for its server.
 const OPENING: Duration = Duration::from_secs(10);
 /// How long a question about allocation may take: without an answer everything counts as data.
-const ALLOCATION: Duration = Duration::from_secs(10);
+const ALLOCATION: Duration = Duration::from_secs(60);
 /// The part of an export whose allocation is asked for at once.
 const ASKED: u64 = 1 << 30;
 
@@ -37,6 +37,8 @@ pub struct RemoteOptions {
     pub patience: Option<Duration>,
     /// Whether [`disk::Io::allocated`] may wait for the server: it answers "data" otherwise.
     pub may_wait: bool,
+    /// Receives messages for people: lost and new connections. It is called with the connection locked.
+    pub report: fn(&str),
 }
 
 /// An export cannot be opened.
@@ -71,7 +73,7 @@ impl Remote {
         let targets = Target::all(uri).map_err(|error| failed(error.to_string()))?;
         let attempts = targets.len();
         let begun = Instant::now();
-        let mut connection = Connection::new(client, uri.clone(), targets, begun);
+        let mut connection = Connection::new(client, uri.clone(), targets, options.report, begun);
         let mut done = Vec::new();
         loop {
             let now = Instant::now();
@@ -212,11 +214,6 @@ impl Remote {
     pub(crate) fn is_busy(&self) -> bool {
         let shared = self.lock();
         !shared.connection.client.is_idle() || !shared.done.is_empty()
-    }
-
-    /// Messages for people: lost and new connections.
-    pub fn take_news(&self) -> Vec<String> {
-        self.lock().connection.take_news()
     }
 
     /// How long the server is away by now.

@@ -204,7 +204,8 @@ impl Layers {
         served: Option<Served>,
     ) -> Result<(), Failure> {
         let files = &self.from;
-        if let Some(file) = remote::open(files, name, options.write)? {
+        let user = if served.is_some() { remote::User::Served } else { remote::User::Job };
+        if let Some(file) = remote::open(files, name, options.write, user)? {
             return self.add_remote(name, file, options.write);
         }
         let taken_over = served.is_some_and(|served| served.taken_over);

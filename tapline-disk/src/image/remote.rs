@@ -27,15 +27,27 @@ struct Connected {
     remote: Remote,
 }
 
+/// What opens an image at a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum User {
+    /// A job, which may wait for the server, and fails if that is away for too long.
+    Job,
+    /// A served disk, whose guest waits as long as the server is away.
+    Served,
+}
+
 /// Opens an image at a server; returns `None` if the image is a file.
-pub fn open(files: &Files, name: &ImageName, write: bool) -> Result<Option<ImageFile>, Failure> {
+pub fn open(files: &Files, name: &ImageName, write: bool, user: User) -> Result<Option<ImageFile>, Failure> {
     let Some(word) = name.uri() else { return Ok(None) };
     let failed = |why: String| Failure::new(format!("open {name}"), why).of_kind(Kind::Invalid);
     if files.are_handed() {
         return Err(failed("this process works on passed files only, and may not connect to a server".to_owned()));
     }
     let uri: Uri = word.parse().map_err(|error: nbd::uri::BadUri| failed(error.to_string()))?;
-    let remote = connected(&uri, write)?;
+    let remote = match user {
+        User::Job => connected(&uri, write)?,
+        User::Served => connect(&uri, RemoteOptions { write, patience: None, may_wait: false, report })?,
+    };
     let options = OpenOptions { write, cache: Cache::Writeback, lock: false };
     ImageFile::of_remote(name.path(), remote, options).map(Some).map_err(Failure::said)
 }
@@ -50,11 +62,18 @@ fn connected(uri: &Uri, write: bool) -> Result<Remote, Failure> {
     if let Some(remote) = idle {
         return Ok(remote);
     }
-    let options = RemoteOptions { write, patience: Some(PATIENCE), may_wait: true, report: |line| say(line) };
-    let remote = Remote::open(uri, options)
-        .map_err(|error| Failure::said(error).advise("check that its server runs and has this export: nbdinfo URI"))?;
+    let remote = connect(uri, RemoteOptions { write, patience: Some(PATIENCE), may_wait: true, report })?;
     connections.push(Connected { uri: uri.clone(), write, remote: remote.clone() });
     Ok(remote)
+}
+
+fn connect(uri: &Uri, options: RemoteOptions) -> Result<Remote, Failure> {
+    let opened = Remote::open(uri, options);
+    opened.map_err(|error| Failure::said(error).advise("check that its server runs and has this export: nbdinfo URI"))
+}
+
+fn report(line: &str) {
+    say(line);
 }
 
 /// Returns whether two names are URIs of the same export.
@@ -68,7 +87,7 @@ pub fn refuse<'a>(names: impl IntoIterator<Item = &'a ImageName>) -> Result<(), 
     match names.into_iter().find(|name| name.uri().is_some()) {
         None => Ok(()),
         Some(name) => {
-            let why = "an image at an NBD server can only be converted, compared, shown and measured";
+            let why = "an image at an NBD server can only be converted, compared, shown, measured and served";
             Err(Failure::new(format!("use {name} here"), why)
                 .advise(format!("copy it into a file first: tapline image convert {name} qcow2:FILE"))
                 .of_kind(Kind::Invalid))

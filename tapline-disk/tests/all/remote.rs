@@ -231,7 +231,8 @@ fn what_cannot_be_used_is_refused_with_the_reason() {
         (format!("image check {small}"), "can only be converted"),
         (format!("image snapshot {small} --to qcow2:child"), "can only be converted"),
         (format!("image map qcow2:disk.qcow2 --parent {small}"), "cannot have or be a parent"),
-        (format!("serve {small} --nbd at"), "can only be converted"),
+        (format!("serve {small} --nbd at --control c"), "cannot be served with --control"),
+        (format!("serve qcow2:disk.qcow2 --parent {small} --nbd at"), "can only be converted"),
     ] {
         let said = room.tapline(&words);
         assert!(said.code != Some(0) && said.err.contains(why), "{words}: {said:?}");
@@ -239,4 +240,32 @@ fn what_cannot_be_used_is_refused_with_the_reason() {
     // A file of such a name is a file.
     let said = room.tapline("image info raw:nbd://small");
     assert!(said.err.contains("./nbd://small: there is no such file"), "{said:?}");
+}
+
+#[test]
+fn a_served_disk_waits_for_a_server_that_is_killed() {
+    let room = Room::new();
+    room.done("image create raw:there.raw --size 64M");
+    let mut server = Server::nbdkit(&room, "file there.raw", "there");
+    let mut disk = Disk::serve(&room, &format!("{} --nbd at", uri("there")));
+    let at = format!("nbd+unix:///?socket={}", room.file("at").display());
+    let mut expected = vec![0; 64 << 20];
+    for round in 1..=4u8 {
+        let write = |n: u8| format!("write -P {n} {}M 3M", 10 * round);
+        room.qemu_io(&["-f", "raw", &at], &[&write(100 + round), "flush", &write(round)]);
+        drop(server);
+        disk.wait_for("connection lost");
+        // The server is away: the guest waits.
+        let mut guest = room.command("qemu-io");
+        guest.args(["-f", "raw", &at, "-c", &format!("read -P {round} {}M 3M", 10 * round), "-c", "write -P 9 60M 1M"]);
+        let mut guest = guest.args(["-c", "flush"]).stdout(Stdio::null()).spawn().unwrap();
+        server = Server::nbdkit(&room, "file there.raw", "there");
+        disk.wait_for("connected again");
+        assert!(guest.wait().unwrap().success());
+        let from = usize::from(round) * 10 << 20;
+        expected[from..from + (3 << 20)].fill(round);
+        expected[60 << 20..61 << 20].fill(9);
+    }
+    assert_eq!(disk.stop().0, Some(0));
+    assert!(room.read("there.raw") == expected, "the disk differs");
 }

@@ -33,7 +33,7 @@ const SECTOR: u64 = 512;
 
 /// Opens and locks the block device `name`; returns `None` if it is not one.
 pub fn open(files: &Files, name: &ImageName) -> Result<Option<ImageFile>, Failure> {
-    if let Some(remote) = remote::open(files, name, true)? {
+    if let Some(remote) = remote::open(files, name, true, remote::User::Job)? {
         return Ok(Some(remote));
     }
     let is_device = |metadata: Metadata| metadata.file_type().is_block_device();

@@ -3,8 +3,8 @@
 //! The format is always given and never guessed: a guest that writes the first bytes of a raw disk must not control how
 //! the file is read next time. Nor is a data file ever opened because an image refers to it.
 //!
-//! `nbd://HOST[:PORT]/EXPORT` and `nbd+unix:///EXPORT?socket=PATH` are raw images at an NBD server; their path is the URI.
-//! A file of such a name is `raw:./nbd:...`.
+//! `nbd://HOST[:PORT]/EXPORT` and `nbd+unix:///EXPORT?socket=PATH` are raw images at an NBD server; their path is the
+//! URI. A file of such a name is `raw:./nbd:...`.
 //!
 //! `null:SIZE` and `model:KIND,size=SIZE` are disks that have no file and store nothing, for measurements
 //! ([`ImageName::to_measure`]). They are only understood where they are of use; everywhere else they are refused.
@@ -98,7 +98,7 @@ const MODEL_LEN: Size = Size(64 << 30);
 /// The path that stands for standard input or output.
 const STREAM: &str = "-";
 
-/// The beginnings of URIs of NBD servers; those with TLS are refused by whoever opens them, with the reason.
+/// The beginnings of URIs of NBD servers; those with TLS are refused when they are opened, with the reason.
 const REMOTE: [&str; 4] = ["nbd://", "nbd+unix://", "nbds://", "nbds+unix://"];
 
 /// Why a word is not an image name.

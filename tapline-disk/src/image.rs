@@ -16,6 +16,7 @@ pub mod raw_lookalike;
 pub mod redo_log;
 pub mod reflink;
 pub mod remote;
+pub mod remote_layer;
 pub mod replay_redo;
 pub mod rewrite_marker;
 pub mod stale_layers;

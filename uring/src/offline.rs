@@ -91,7 +91,8 @@ impl ImageFile {
         synced
     }
 
-    /// Makes a range read as zeroes without writing them; returns false if the storage cannot do that. Only for exports.
+    /// Makes a range of an export read as zeroes without transferring them; returns false if its server cannot do that,
+    /// or if this is a file.
     pub fn zero_remote(&mut self, at: FileOffset, len: u64) -> io::Result<bool> {
         let Some(remote) = self.remote() else { return Ok(false) };
         match remote.wait_for(Action::Deallocate { at, len }) {

@@ -1,8 +1,8 @@
-//! The stage of an engine for files that are exports of NBD servers ([`Remote`]): their operations go to a client instead
-//! of the backend, which only watches their sockets.
+//! The stage of an engine for files that are exports of NBD servers ([`Remote`]): their operations go to a client
+//! instead of the backend, which only watches their sockets.
 //!
-//! It knows nothing about the protocol. Invariant: an engine sleeps only while no export can go on without an event of
-//! its socket, or until the time at which one can; while all servers are connected, there is no such time.
+//! It knows nothing about the protocol. Invariant: an engine sleeps only while no export can continue without an event
+//! of its socket, or until the time at which one can; while all servers are connected, there is no such time.
 
 use std::time::Duration;
 
@@ -75,7 +75,7 @@ impl Remotes {
         }
     }
 
-    /// Which part of an export is allocated; `None` if the file is none.
+    /// Which part of an export is allocated; `None` if the file is not one.
     pub(crate) fn allocated(&self, file: FileId, at: FileOffset, len: u64) -> Option<Allocation> {
         self.of(file).map(|remote| remote.allocated(at.0, len))
     }

@@ -6,8 +6,8 @@
 //! Invariants (decision 0060):
 //! - Each operation completes once. What a lost connection has not answered is sent again on the next one.
 //! - What was answered and is not covered by an answered flush is sent again too, before the next flush and before
-//!   anything that overlaps it: a server that restarts has lost it, and NBD cannot prove that it did not. It is bounded:
-//!   at half of the bound the client flushes by itself.
+//!   anything that overlaps it: a server that restarts has lost it, and NBD cannot prove that it did not. It is
+//!   bounded: at half of the bound the client flushes by itself.
 //! - Of two overlapping requests, one of which writes, the later one waits for the earlier one's answer. So nothing
 //!   that is sent again can undo a newer write, and no answered and flushed write is ever written again.
 //! - After a failed flush nothing is written, and no flush succeeds.
@@ -50,7 +50,7 @@ use to_send::ToSend;
 pub const IN_FLIGHT_MAX: usize = 64;
 /// Maximum number of requests, in flight and waiting, at which an operation is accepted.
 const WAITING_MAX: usize = 256;
-/// Larger transfers are split: so much memory, times the number in flight, is for their payload.
+/// Larger transfers are split: this size, times the number in flight, is the memory for their payload.
 const PIECE: u64 = 1 << 20;
 /// Larger zeroes are split: they have no payload, but a server must end each of them.
 const ZERO_PIECE: u64 = 1 << 30;
@@ -259,7 +259,7 @@ impl Client {
         done.append(&mut self.done);
     }
 
-    /// Asks which parts of a range read as zeroes. The answer, which covers the range or a part of it from its
+    /// Queries which parts of a range read as zeroes. The answer, which covers the range or a part of it from its
     /// beginning, is in [`Client::take_described`]; it is empty where the server cannot tell.
     pub fn describe(&mut self, at: u64, len: u64) {
         // The answer to an earlier question may still come; it is dropped.

@@ -166,7 +166,7 @@ fn error(piece: &mut Piece, payload: &[u8]) -> Result<(), Broken> {
     record(piece, number)
 }
 
-/// Records an error of a request; 0 is none.
+/// Records an error of a request; 0 means success.
 fn record(piece: &mut Piece, number: u32) -> Result<(), Broken> {
     let error = match number {
         0 => return Ok(()),
@@ -183,7 +183,7 @@ fn record(piece: &mut Piece, number: u32) -> Result<(), Broken> {
     Ok(())
 }
 
-/// The last chunk has arrived: all that was asked must be there.
+/// The last chunk has arrived: all requested data must be there.
 fn finish(piece: &Piece, accepts_short: bool) -> Result<(), Broken> {
     let Some(sent) = &piece.sent else { return Err(Broken::Reply("an end of no request")) };
     let whole = match piece.kind {

@@ -204,9 +204,8 @@ impl Layers {
         served: Option<Served>,
     ) -> Result<(), Failure> {
         let files = &self.from;
-        let user = if served.is_some() { remote::User::Served } else { remote::User::Job };
-        if let Some(file) = remote::open(files, name, options.write, user)? {
-            return self.add_remote(name, file, options.write);
+        if name.uri().is_some() {
+            return self.add_remote(name, options.write, served.is_some());
         }
         let taken_over = served.is_some_and(|served| served.taken_over);
         // The disk replays the log of an image that is served for writing: reads need not wait for that.
@@ -246,14 +245,6 @@ impl Layers {
         Ok(())
     }
 
-    /// Adds an image at an NBD server: next to it there is no redo log, and no marker of a command.
-    fn add_remote(&mut self, name: &ImageName, mut file: ImageFile, write: bool) -> Result<(), Failure> {
-        self.images.push(open_as_it_is(&self.from, name, &mut file, write)?);
-        self.names.push(name.clone());
-        self.files.push(file);
-        Ok(())
-    }
-
     /// Checks that the last layer is the parent of the layer above it.
     fn check_last_pair(&self, child: &ImageName, parent: &ImageName, accept: bool) -> Result<(), Failure> {
         let ([.., above, below], Some(file)) = (self.images.as_slice(), self.files.last()) else { return Ok(()) };
@@ -290,8 +281,7 @@ pub fn disk_of(
 
 /// Replays the redo logs of a chain, except those from which it is read.
 fn settle_logs(chain: &Chain<'_>, options: OpenOptions) -> Result<Replayed, Failure> {
-    let is_remote = chain.names.iter().any(|name| name.uri().is_some());
-    if is_remote || !options.lock || chain.served.is_some_and(|served| served.taken_over) {
+    if !options.lock || chain.served.is_some_and(|served| served.taken_over) {
         return Ok(Replayed::default());
     }
     replay_redo::chain(&ChainToReplay {

@@ -1,7 +1,7 @@
 //! A client of an export with its socket: connects, moves bytes, and connects again after a loss.
 //!
-//! It knows nothing about engines. Invariants: nothing blocks but the methods whose names begin with `wait`; while there
-//! is a connection that works, there is no timer.
+//! It knows nothing about engines. Invariants: nothing blocks but the methods whose names begin with `wait`; while
+//! there is a connection that works, there is no timer.
 
 use std::time::{Duration, Instant};
 

@@ -25,7 +25,7 @@ const SYNCHRONOUS: FileId = FileId(u8::MAX);
 const OPENING: Duration = Duration::from_secs(10);
 /// How long a question about allocation may take: without an answer everything counts as data.
 const ALLOCATION: Duration = Duration::from_secs(60);
-/// The part of an export whose allocation is asked for at once.
+/// The part of an export whose allocation is queried at once.
 const ASKED: u64 = 1 << 30;
 
 /// How an export is used.
@@ -84,7 +84,7 @@ impl Remote {
                 let shared = Arc::new(Mutex::new(Shared { connection, done }));
                 return Ok(Remote { shared, size, unit, may_wait: options.may_wait });
             }
-            // Whoever opens a disk wants to know at once that its server is not there.
+            // Opening a disk fails at once if its server is not there.
             if connection.failures() >= attempts || now.duration_since(begun) > OPENING {
                 return Err(failed(connection.why.clone()));
             }

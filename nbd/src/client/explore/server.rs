@@ -19,7 +19,7 @@ pub struct Received {
 /// What a restart does with writes that no flush has made durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Restart {
-    /// The server goes on.
+    /// The server continues.
     None,
     /// They are lost.
     Loses,

@@ -49,8 +49,9 @@ pub fn check(name: &ImageName, device: &mut ImageFile, creation: &Creation, over
     let len = Source::len(device);
     if creation.len > len {
         let what = kind(device);
+        let advice = if device.remote().is_some() { "enlarge the export" } else { "enlarge the device" };
         let why = format!("the {what} has {len} bytes, but the image needs {} from the start", creation.len);
-        return Err(Failure::new(format!("create {name}"), why).advise(format!("enlarge the {what}")));
+        return Err(Failure::new(format!("create {name}"), why).advise(advice));
     }
     if overwrite { Ok(()) } else { check_blank(name, device, len) }
 }

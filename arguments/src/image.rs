@@ -176,10 +176,11 @@ pub struct Map {
 /// `image convert`.
 #[derive(Debug, Args)]
 pub struct Convert {
-    /// The image to read; - is a raw disk on standard input
+    /// The image to read, or the URI of a raw disk at an NBD server; - is a raw disk on standard input
     #[arg(value_name = "SRC", value_parser = image_or_stream)]
     pub source: ImageName,
-    /// The image to create; - is a raw disk on standard output, vhd:- with --fixed a fixed VHD
+    /// The image to create, or the URI of an existing disk; - is a raw disk on standard output, vhd:- with --fixed a
+    /// fixed VHD
     #[arg(value_name = "DST", value_parser = image_or_stream)]
     pub target: ImageName,
     /// Its parents.

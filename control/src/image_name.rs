@@ -3,6 +3,9 @@
 //! The format is always given and never guessed: a guest that writes the first bytes of a raw disk must not control how
 //! the file is read next time. Nor is a data file ever opened because an image refers to it.
 //!
+//! `nbd://HOST[:PORT]/EXPORT` and `nbd+unix:///EXPORT?socket=PATH` are raw images at an NBD server; their path is the
+//! URI. A file of such a name is `raw:./nbd:...`.
+//!
 //! `null:SIZE` and `model:KIND,size=SIZE` are disks that have no file and store nothing, for measurements
 //! ([`ImageName::to_measure`]). They are only understood where they are of use; everywhere else they are refused.
 
@@ -95,6 +98,9 @@ const MODEL_LEN: Size = Size(64 << 30);
 /// The path that stands for standard input or output.
 const STREAM: &str = "-";
 
+/// The beginnings of URIs of NBD servers; those with TLS are refused when they are opened, with the reason.
+const REMOTE: [&str; 4] = ["nbd://", "nbd+unix://", "nbds://", "nbds+unix://"];
+
 /// Why a word is not an image name.
 #[derive(Debug, PartialEq, Eq)]
 pub enum NotAnImage {
@@ -163,6 +169,9 @@ impl FromStr for ImageName {
     type Err = NotAnImage;
 
     fn from_str(word: &str) -> Result<ImageName, NotAnImage> {
+        if is_remote(word) {
+            return Ok(ImageName { format: FormatName::Raw, path: PathBuf::from(word), data_file: None });
+        }
         let no_format = || NotAnImage::NoFormat(word.to_owned());
         let (format, path) = word.split_once(':').ok_or_else(no_format)?;
         let format = match FormatName::of(format) {
@@ -183,8 +192,14 @@ impl FromStr for ImageName {
         if path.is_empty() {
             return Err(NotAnImage::NoPath(word.to_owned()));
         }
-        Ok(ImageName { format, path: PathBuf::from(path), data_file })
+        // A file whose name looks like a URI stays a file.
+        let path = if is_remote(path) { Path::new(".").join(path) } else { PathBuf::from(path) };
+        Ok(ImageName { format, path, data_file })
     }
+}
+
+fn is_remote(word: &str) -> bool {
+    REMOTE.iter().any(|scheme| word.starts_with(scheme))
 }
 
 impl ImageName {
@@ -230,9 +245,14 @@ impl ImageName {
         self.path == Path::new(STREAM)
     }
 
-    /// The same image with other paths to its files. A disk without a file has none.
+    /// The URI of an image at an NBD server.
+    pub fn uri(&self) -> Option<&str> {
+        self.path.to_str().filter(|path| self.format == FormatName::Raw && is_remote(path))
+    }
+
+    /// The same image with other paths to its files. A disk without a file has none, nor has one at an NBD server.
     pub fn map_paths<E>(&self, mut path: impl FnMut(&Path) -> Result<PathBuf, E>) -> Result<ImageName, E> {
-        if self.format.stores_nothing() {
+        if self.format.stores_nothing() || self.uri().is_some() {
             return Ok(self.clone());
         }
         let data_file = self.data_file.as_deref().map(&mut path).transpose()?;
@@ -241,6 +261,9 @@ impl ImageName {
 
     /// The command-line argument, whatever bytes its paths contain.
     pub fn word(&self) -> OsString {
+        if let Some(uri) = self.uri() {
+            return OsString::from(uri);
+        }
         let mut word = OsString::from(format!("{}:", self.format));
         word.push(self.path());
         if let Some(data) = &self.data_file {
@@ -304,6 +327,19 @@ mod test {
         assert!(matches!("qcow2:a,data-file=".parse::<ImageName>(), Err(NotAnImage::NoDataFile(_))));
         assert!(matches!("qcow2:,data-file=b".parse::<ImageName>(), Err(NotAnImage::NoPath(_))));
         assert_eq!("vhd:a,data-file=b".parse::<ImageName>(), Err(NotAnImage::HasNone(FormatName::Vhd)));
+    }
+
+    #[test]
+    fn a_uri_of_a_server_is_a_raw_image() {
+        let word = "nbd+unix:///e?socket=/run/s";
+        let name: ImageName = word.parse().unwrap();
+        assert_eq!((name.format, name.uri()), (FormatName::Raw, Some(word)));
+        assert_eq!((name.to_string().as_str(), name.word()), (word, word.into()));
+        assert_eq!(name.map_paths(|_| Err(())), Ok(name), "there is no path");
+        assert!("nbds://host/e".parse::<ImageName>().unwrap().uri().is_some(), "it is refused when it is opened");
+        let file: ImageName = "raw:nbd://host/e".parse().unwrap();
+        assert_eq!((file.uri(), file.path()), (None, Path::new("./nbd://host/e")));
+        assert_eq!("qcow2:nbd://host/e".parse::<ImageName>().unwrap().uri(), None);
     }
 
     #[test]

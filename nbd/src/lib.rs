@@ -1,7 +1,10 @@
 //! The NBD protocol (`doc/proto.md` of the NetworkBlockDevice project), as both sides need it.
 //!
-//! It knows nothing about sockets, disks or files. The server's side is `transport::nbd`.
+//! It knows nothing about sockets, disks or files. The client's side is [`client`]; the server's
+//! is `transport::nbd`.
 
 #![forbid(unsafe_code)]
 
+pub mod client;
+pub mod uri;
 pub mod wire;

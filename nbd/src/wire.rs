@@ -44,6 +44,8 @@ pub const REP_ERR_INVALID: u32 = (1 << 31) + 3;
 pub const REP_ERR_TLS_REQD: u32 = (1 << 31) + 5;
 pub const REP_ERR_UNKNOWN: u32 = (1 << 31) + 6;
 pub const REP_ERR_EXT_HEADER_REQD: u32 = (1 << 31) + 10;
+/// Every type of a reply with this bit is an error.
+pub const REP_IS_ERROR: u32 = 1 << 31;
 
 // NBD_REP_INFO: the information about an export.
 pub const INFO_EXPORT: u16 = 0;
@@ -93,9 +95,12 @@ pub const CMD_FLAG_PAYLOAD_LEN: u16 = 1 << 5;
 pub const CHUNK_DONE: u16 = 1 << 0;
 pub const CHUNK_NONE: u16 = 0;
 pub const CHUNK_OFFSET_DATA: u16 = 1;
+pub const CHUNK_OFFSET_HOLE: u16 = 2;
 pub const CHUNK_BLOCK_STATUS: u16 = 5;
 pub const CHUNK_BLOCK_STATUS_EXT: u16 = 6;
 pub const CHUNK_ERROR: u16 = (1 << 15) + 1;
+/// Every type of a chunk with this bit is an error.
+pub const CHUNK_IS_ERROR: u16 = 1 << 15;
 
 // "Metadata contexts": `base:allocation`.
 pub const STATE_HOLE: u32 = 1 << 0;

@@ -15,6 +15,8 @@ pub mod progress;
 pub mod raw_lookalike;
 pub mod redo_log;
 pub mod reflink;
+pub mod remote;
+pub mod remote_layer;
 pub mod replay_redo;
 pub mod rewrite_marker;
 pub mod stale_layers;

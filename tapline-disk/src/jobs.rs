@@ -20,3 +20,27 @@ pub mod resize;
 pub mod runner;
 pub mod snapshot;
 pub mod stream;
+
+use arguments::ImageCommand;
+use control::ImageName;
+
+/// Returns the images of a command that must be files.
+pub fn needing_files(command: &ImageCommand) -> Vec<&ImageName> {
+    use ImageCommand::{
+        Bench, Check, Clone, Compact, Compare, Convert, Create, Flatten, Info, Map, Measure, Merge, Rebase, Replay,
+        Resize, Snapshot,
+    };
+    match command {
+        Info(_) | Map(_) | Convert(_) | Measure(_) | Compare(_) => Vec::new(),
+        Create(create) => std::iter::once(&create.image).chain(&create.parent).collect(),
+        Check(check) => vec![&check.image],
+        Snapshot(snapshot) | Clone(snapshot) => vec![&snapshot.image, &snapshot.to],
+        Merge(merge) => vec![&merge.image],
+        Rebase(rebase) => std::iter::once(&rebase.image).chain(&rebase.onto).collect(),
+        Flatten(flatten) => vec![&flatten.image],
+        Resize(resize) => vec![&resize.image],
+        Compact(compact) => vec![&compact.image],
+        Bench(bench) => vec![&bench.image],
+        Replay(replay) => vec![&replay.image],
+    }
+}

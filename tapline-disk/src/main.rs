@@ -99,6 +99,7 @@ fn receive(command: &Command) -> Result<Files, Failure> {
 }
 
 fn run_job(files: &Files, command: &ImageCommand) -> Result<Exit, Failure> {
+    image::remote::refuse(jobs::needing_files(command))?;
     match command {
         ImageCommand::Create(create) => jobs::create::run(files, create),
         ImageCommand::Info(info) => jobs::info::run(files, info),

@@ -43,6 +43,7 @@ use crate::files::access;
 use crate::image::chain::{self, Chain, Layers};
 use crate::image::engine_choice::{self, Data};
 use crate::image::fileless;
+use crate::image::remote;
 use crate::process::failure::{Exit, Failure, explain, only_read};
 use crate::process::log::say;
 use crate::process::output;
@@ -65,6 +66,7 @@ const ENGINE_DEPTH: usize = 256;
 
 /// Runs the command until a signal ends it. With `tls`, NBD clients must use it.
 pub fn run(from: &Files, serve: &Serve, tls: Option<nbd::Tls>) -> Result<Exit, Failure> {
+    check_remote(serve)?;
     if serve.image.format.is_read_only() {
         return Err(only_read(format!("serve {}", serve.image), &serve.image));
     }
@@ -128,6 +130,20 @@ pub fn run(from: &Files, serve: &Serve, tls: Option<nbd::Tls>) -> Result<Exit, F
             Err(Failure::new(format!("serve {name}"), "no transport is given").of_kind(Kind::Invalid))
         }
     }
+}
+
+/// Rejects what a disk at an NBD server does not have: verbs and successors need files that can be passed on.
+fn check_remote(serve: &Serve) -> Result<(), Failure> {
+    remote::refuse(&serve.parents.names)?;
+    let option = match () {
+        () if serve.image.uri().is_none() => return Ok(()),
+        () if serve.control.is_some() => "--control",
+        () if serve.xen.is_some() => "--xen",
+        () if serve.take_over => "--take-over",
+        () => return Ok(()),
+    };
+    let why = format!("a disk at an NBD server cannot be served with {option}");
+    Err(Failure::new(format!("serve {}", serve.image), why).advise(format!("omit {option}")).of_kind(Kind::Invalid))
 }
 
 /// Opens the engine, with the number of lanes that a test requests.
@@ -386,7 +402,8 @@ fn serve_guest(serve: &Serve, guest: guest::Claimed, transport: Transport, servi
 
 fn export(serve: &Serve, disk: &Disk<Image>) -> nbd::Export {
     // It is also the default export, for clients that request the empty name.
-    let file = || serve.image.path().file_name().map(|name| name.to_string_lossy().into_owned());
+    let path = || Some(serve.image.path()).filter(|_| serve.image.uri().is_none());
+    let file = || path()?.file_name().map(|name| name.to_string_lossy().into_owned());
     let name = serve.nbd_export.clone().or_else(file).unwrap_or_default();
     let layered = disk.layers().iter().any(|layer| !matches!(layer.format, Image::Raw(_)));
     nbd::Export { name, description: serve.image.to_string(), geometry: disk.geometry(), layered }

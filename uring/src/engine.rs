@@ -1,7 +1,8 @@
 //! The I/O engine of a disk: a backend, chosen by name when the disk is opened, and the stages in front of it.
 //!
 //! An operation passes the stages in this order, and its completion passes them in reverse: splitting and merging
-//! (`shape`), images with a data file (`data_files`), storage with large sectors (`aligner`), more threads (`lanes`).
+//! (`shape`), images with a data file (`data_files`), storage with large sectors (`aligner`), exports of NBD servers
+//! (`remotes`), more threads (`lanes`).
 //! Most disks need none of them. The engine knows no policy: callers decide on shapes and lanes.
 //!
 //! Invariants: a file has one id in the backend and in all lanes; a stage exists only from its first use on, so that
@@ -21,6 +22,7 @@ use memory::Buffer;
 
 use crate::backend::Backend;
 use crate::lanes::{BELL, Lanes};
+use crate::remotes::{Pushed, Remotes};
 use crate::{EngineError, ImageFile};
 
 /// The maximum number of concurrent operations: an io_uring has at most 32768 entries, and no storage needs half of
@@ -59,6 +61,8 @@ pub struct Engine {
     data_files: Option<Box<DataFiles>>,
     /// Present only if the minimum I/O unit of a file is, or was, larger than a sector.
     aligner: Option<Box<Aligner>>,
+    /// Present only if a file is, or was, an export of an NBD server.
+    remotes: Option<Box<Remotes>>,
     /// Present only while there are lanes, or threads of ended lanes.
     lanes: Option<Box<Lanes>>,
     /// Totals of shapes that were dropped.
@@ -72,9 +76,11 @@ impl Engine {
         let data: Vec<Option<ImageFile>> = files.iter().map(clone_data_file).collect::<Result<_, EngineError>>()?;
         let backend = Backend::open(kind, files, depth)?;
         let shaped = ShapeCounts::default();
-        let mut engine = Engine { backend, shape: None, data_files: None, aligner: None, lanes: None, shaped };
+        let (shape, data_files, aligner) = Default::default();
+        let mut engine = Engine { backend, shape, data_files, aligner, remotes: None, lanes: None, shaped };
         for (image, data) in (0..).map(FileId).zip(data) {
             engine.align(image);
+            engine.add_remote(image)?;
             engine.add_data_file(image, data)?;
         }
         Ok(engine)
@@ -172,9 +178,9 @@ impl Engine {
     /// but none is missed. Watching a key again replaces the old watch.
     ///
     /// # Panics
-    /// The engine uses one key itself: `u64::MAX - 63`.
+    /// The engine uses the keys from `u64::MAX - 63` to `u64::MAX - 31` itself.
     pub fn watch(&mut self, fd: BorrowedFd<'_>, write: bool, key: u64) -> io::Result<()> {
-        assert_ne!(key, BELL, "this key is the engine's own");
+        assert!(key != BELL && !Remotes::owns(key), "this key is the engine's own");
         self.backend.watch(fd, write, key)
     }
 
@@ -190,7 +196,10 @@ impl Engine {
 
     /// Limits the next sleep in [`Io::reap`], which then may return with no completion.
     pub fn limit_sleep(&mut self, most: Duration) {
-        self.backend.limit_sleep(most)
+        match &mut self.remotes {
+            Some(remotes) => remotes.sleep_limit = Some(most),
+            None => self.backend.limit_sleep(most),
+        }
     }
 
     /// Registers a buffer, if the engine supports that. I/O through unregistered buffers also works, but is slower.
@@ -236,7 +245,16 @@ impl Engine {
         let id = self.backend.add(file)?;
         self.update_lanes(id);
         self.align(id);
+        self.add_remote(id)?;
         Ok(id)
+    }
+
+    /// Adds the file to the stage of exports if it is one.
+    fn add_remote(&mut self, id: FileId) -> Result<(), EngineError> {
+        match self.backend.file(id).and_then(ImageFile::remote).cloned() {
+            Some(remote) => self.remotes.get_or_insert_default().add(id, remote),
+            None => Ok(()),
+        }
     }
 
     /// Replaces the handle of a file, and of its data file: read-only becomes writable, or the reverse. Operations in
@@ -282,6 +300,9 @@ impl Engine {
 
     fn remove_one(&mut self, id: FileId) -> Result<ImageFile, EngineError> {
         let removed = self.backend.remove(id)?;
+        if let Some(remotes) = &mut self.remotes {
+            remotes.remove(id, &mut self.backend);
+        }
         self.lanes.iter_mut().for_each(|lanes| lanes.remove(id));
         self.align(id);
         Ok(removed)
@@ -316,13 +337,18 @@ impl Engine {
         self.shape.as_ref().is_some_and(|shape| shape.uses(id))
             || self.data_files.as_ref().is_some_and(|data_files| data_files.uses(id))
             || self.aligner.as_ref().is_some_and(|aligner| aligner.uses(id))
+            || self.remotes.as_ref().is_some_and(|remotes| remotes.uses(id))
             || self.lanes.as_ref().is_some_and(|lanes| lanes.uses(id))
     }
 
     /// Returns true if operations pass any stage on their way to the backend.
     #[inline]
     pub(crate) fn has_stages(&self) -> bool {
-        self.shape.is_some() || self.data_files.is_some() || self.aligner.is_some() || self.lanes.is_some()
+        self.shape.is_some()
+            || self.data_files.is_some()
+            || self.aligner.is_some()
+            || self.remotes.is_some()
+            || self.lanes.is_some()
     }
 
     /// [`Io::push`] through the stages in their order. Each is taken out of the engine while it works, so that what it
@@ -345,6 +371,14 @@ impl Engine {
             self.aligner = Some(aligner);
             return pushed;
         }
+        let op = match &self.remotes {
+            None => op,
+            Some(remotes) => match remotes.push(op) {
+                Pushed::Accepted => return Ok(()),
+                Pushed::Full(op) => return Err(op),
+                Pushed::NotRemote(op) => op,
+            },
+        };
         match &mut self.lanes {
             Some(lanes) => lanes.push(op, &mut self.backend),
             None => self.backend.push(op),
@@ -373,6 +407,13 @@ impl Engine {
             self.aligner = Some(aligner);
             return reaped;
         }
+        if let Some(mut remotes) = self.remotes.take() {
+            let until = remotes.before_sleep(until, &mut self.backend, done);
+            let reaped = until.and_then(|until| self.reap(until, done));
+            let moved = reaped.and_then(|()| remotes.after_sleep(&mut self.backend, done));
+            self.remotes = Some(remotes);
+            return moved;
+        }
         let Some(lanes) = &mut self.lanes else { return self.backend.reap(until, done) };
         lanes.reap(until, &mut self.backend, done)?;
         if lanes.have_ended() {
@@ -395,6 +436,9 @@ impl Io for Engine {
     }
 
     fn allocated(&mut self, file: FileId, at: FileOffset, len: u64) -> Allocation {
+        if let Some(found) = self.remotes.as_ref().and_then(|remotes| remotes.allocated(file, at, len)) {
+            return found;
+        }
         match &mut self.data_files {
             None => self.backend.allocated(file, at, len),
             Some(data_files) => data_files.allocated(file, at, len, &mut self.backend),

@@ -18,7 +18,7 @@ use crate::alignment::{TMPFS, is_on};
 use crate::known_len::KnownLen;
 use crate::lock;
 use crate::unique_id::unique_id;
-use crate::{AccessMode, Alignment, FileOpenError};
+use crate::{AccessMode, Alignment, FileOpenError, Remote};
 
 /// Where file data is cached between us and the storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +71,8 @@ pub struct ImageFile {
     is_in_memory: bool,
     /// The data file of an image that keeps its data in a separate file; open in the same mode.
     data: Option<Box<ImageFile>>,
+    /// The export that this stands for: all I/O goes to its server.
+    remote: Option<Remote>,
     /// A sync by [`ImageFile::sync`] has failed.
     pub(crate) sync_failed: bool,
 }
@@ -130,6 +132,24 @@ impl ImageFile {
         Ok(ImageFile::from_parts(File::from(file), name.to_owned(), options, Alignment::NONE, None))
     }
 
+    /// A stand-in for an export of an NBD server, to which it behaves like a block device.
+    pub fn of_remote(name: &Path, remote: Remote, options: OpenOptions) -> Result<ImageFile, FileOpenError> {
+        let size = remote.size();
+        let unit = usize::try_from(remote.unit()).unwrap_or(1);
+        let stand_in = ImageFile::of_nothing(name, size, options.write)?;
+        Ok(ImageFile {
+            alignment: Alignment { offset: unit, ..Alignment::NONE },
+            device_len: Some(size),
+            remote: Some(remote),
+            ..stand_in
+        })
+    }
+
+    /// The export that this stands for.
+    pub fn remote(&self) -> Option<&Remote> {
+        self.remote.as_ref()
+    }
+
     /// Queries the properties of a newly opened file, and locks it.
     fn adopt(file: File, path: &Path, options: OpenOptions) -> Result<ImageFile, FileOpenError> {
         let metadata = file.metadata().map_err(|cause| FileOpenError::failed("examine", path, cause))?;
@@ -176,6 +196,7 @@ impl ImageFile {
             waits_for_pages,
             is_in_memory,
             data: None,
+            remote: None,
             sync_failed: false,
         }
     }
@@ -276,6 +297,9 @@ impl ImageFile {
     /// Whether the file system holds data or a hole at `at`; see [`disk::Io::allocated`].
     pub fn allocated(&self, at: FileOffset, len: u64) -> Allocation {
         let at = at.0;
+        if let Some(remote) = &self.remote {
+            return remote.allocated(at, len);
+        }
         match rustix::fs::seek(&*self.file, SeekFrom::Data(at)) {
             Ok(data) if data > at => Allocation::Hole(len.min(data - at)),
             Ok(_) => match rustix::fs::seek(&*self.file, SeekFrom::Hole(at)) {
@@ -308,6 +332,9 @@ impl ImageFile {
     /// Returns true if io_uring would need a worker thread for every transfer on this file, because the file system
     /// cannot do I/O without blocking its caller (tmpfs). Linux AIO is the faster engine then.
     pub fn uring_needs_workers(&self) -> bool {
+        if self.remote.is_some() {
+            return false;
+        }
         let buffer = memory::Buffer::zeroed(memory::PAGE);
         // SAFETY: the page was allocated above, is initialised, and has no other user until it is dropped.
         let page = unsafe { std::slice::from_raw_parts_mut(buffer.base(), buffer.capacity()) };

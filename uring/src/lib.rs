@@ -7,6 +7,8 @@
 //! engine can have lanes (`lanes`): additional threads, each with an engine of its own on the same files, that share
 //! the transfers.
 //!
+//! A file can be an export of an NBD server ([`Remote`]): the engine's thread moves its bytes over a socket.
+//!
 //! Invariant: memory, iovec and operation belong to the engine's slab from `push` until the operation is handed back;
 //! the kernel never holds an address of anything that may be freed or moved.
 //!
@@ -41,6 +43,8 @@ mod null;
 mod offline;
 mod polls;
 mod registered_buffers;
+mod remote;
+mod remotes;
 mod reopen;
 mod ring;
 mod spsc;
@@ -60,5 +64,6 @@ pub use file_error::{AccessMode, FileOpenError};
 pub use file_table::FILES_MAX;
 pub use modelled::Modelled;
 pub use null::Null;
+pub use remote::{Remote, RemoteOpenError, RemoteOptions};
 pub use unique_id::{UNIQUE_ID_MAX, id_in_file_system};
 pub use uring::Uring;

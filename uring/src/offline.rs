@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use disk::{FileOffset, ReadFault, Source};
+use disk::{Action, FileError, FileOffset, ReadFault, Source};
 use memory::Buffer;
 use rustix::fs::{Advice, fadvise};
 
@@ -38,6 +38,9 @@ impl Source for ImageFile {
         if end.0 > self.current_len().map_err(fault)? {
             return Err(ReadFault::PastEnd(end));
         }
+        if let Some(remote) = self.remote() {
+            return remote.wait_to_read(at.0, bytes).map_err(|error| ReadFault::Failed(errno(error)));
+        }
         match self.options().cache {
             Cache::Writeback => self.as_file().read_exact_at(bytes, at.0).map_err(fault),
             Cache::None => self.read_aligned(at.0, bytes).map_err(fault),
@@ -48,6 +51,9 @@ impl Source for ImageFile {
 impl ImageFile {
     /// Writes `bytes` at offset `at`. A file grows as needed, to the end of the bytes and no further.
     pub fn write_at(&mut self, at: FileOffset, bytes: &[u8]) -> io::Result<()> {
+        if let Some(remote) = self.remote() {
+            return remote.wait_to_write(at.0, bytes).map_err(|error| io::Error::from_raw_os_error(errno(error)));
+        }
         match self.options().cache {
             Cache::Writeback => self.as_file().write_all_at(bytes, at.0),
             Cache::None => self.write_aligned(at.0, bytes),
@@ -58,7 +64,12 @@ impl ImageFile {
 
     /// Makes all writes durable (`fdatasync`), including those to a data file.
     pub fn sync(&mut self) -> io::Result<()> {
-        let synced = self.all_files().try_for_each(|file| file.as_file().sync_data());
+        let synced = self.all_files().try_for_each(|file| match file.remote() {
+            None => file.as_file().sync_data(),
+            Some(remote) => {
+                remote.wait_for(Action::SyncData).map_err(|error| io::Error::from_raw_os_error(errno(error)))
+            }
+        });
         self.sync_failed |= synced.is_err();
         synced
     }
@@ -74,10 +85,21 @@ impl ImageFile {
     /// the sync fails.
     pub fn sync_and_drop_cache(&mut self) -> io::Result<()> {
         let synced = self.sync();
-        for file in self.all_files() {
+        for file in self.all_files().filter(|file| file.remote().is_none()) {
             fadvise(file.as_file(), 0, None, Advice::DontNeed)?;
         }
         synced
+    }
+
+    /// Makes a range of an export read as zeroes without transferring them; returns false if its server cannot do that,
+    /// or if this is a file.
+    pub fn zero_remote(&mut self, at: FileOffset, len: u64) -> io::Result<bool> {
+        let Some(remote) = self.remote() else { return Ok(false) };
+        match remote.wait_for(Action::Deallocate { at, len }) {
+            Ok(()) => Ok(true),
+            Err(FileError::Unsupported) => Ok(false),
+            Err(error) => Err(io::Error::from_raw_os_error(errno(error))),
+        }
     }
 
     /// Sets the length of a file; new bytes read as zero. The length of a block device is fixed.
@@ -202,6 +224,14 @@ impl AlignedRange {
                 return Ok(found);
             }
         }
+    }
+}
+
+fn errno(error: FileError) -> i32 {
+    match error {
+        FileError::NoSpace => libc::ENOSPC,
+        FileError::Unsupported => libc::EOPNOTSUPP,
+        FileError::Failed(errno) => errno,
     }
 }
 

@@ -19,6 +19,7 @@ use crate::image::fileless;
 use crate::image::parent_link;
 use crate::image::raw_lookalike;
 use crate::image::redo_log;
+use crate::image::remote;
 use crate::image::replay_redo::{self, ChainToReplay, Replayed};
 use crate::image::rewrite_marker::{self, UnfinishedRewrite};
 use crate::image::vhd_tail;
@@ -203,6 +204,9 @@ impl Layers {
         served: Option<Served>,
     ) -> Result<(), Failure> {
         let files = &self.from;
+        if name.uri().is_some() {
+            return self.add_remote(name, options.write, served.is_some());
+        }
         let taken_over = served.is_some_and(|served| served.taken_over);
         // The disk replays the log of an image that is served for writing: reads need not wait for that.
         let served = served.filter(|_| options.write);
@@ -368,6 +372,7 @@ fn check_names(files: &Files, names: &[&ImageName]) -> Result<(), Failure> {
     if let Some(name) = names.iter().find(|name| names.len() > 1 && name.format.is_read_only()) {
         return Err(only_read(format!("use {name} in a chain"), name));
     }
+    remote::refuse_in_chain(names)?;
     let mut seen: Vec<(FileIdentity, &ImageName)> = Vec::new();
     for (name, path) in names.iter().flat_map(|&name| name.paths().map(move |path| (name, path))) {
         // A missing file is reported when it is opened.

@@ -27,6 +27,7 @@ use uring::{Cache, FileOpenError, ImageFile, OpenOptions};
 
 use crate::files::identity::FileIdentity;
 use crate::files::{Files, next_to};
+use crate::image::remote;
 use crate::image::uuid;
 use crate::process::failure::Failure;
 use crate::process::log::say;
@@ -75,8 +76,14 @@ pub fn must_differ<'a>(
     target: &ImageName,
     sources: impl IntoIterator<Item = &'a ImageName>,
 ) -> Result<(), Failure> {
+    let mut sources = sources.into_iter();
+    if target.uri().is_some() {
+        let Some(source) = sources.find(|source| remote::is_same(source, target)) else { return Ok(()) };
+        let failure = Failure::new(format!("write to {target}"), format!("it is the export of {source} itself"));
+        return Err(failure.of_kind(Kind::Invalid));
+    }
     let Some(there) = FileIdentity::of(files, target) else { return Ok(()) };
-    match sources.into_iter().find(|source| FileIdentity::of(files, source) == Some(there)) {
+    match sources.find(|source| FileIdentity::of(files, source) == Some(there)) {
         None => Ok(()),
         Some(source) => Err(Failure::new(format!("create {target}"), format!("it is the file of {source} itself"))
             .advise("give the new image another name")

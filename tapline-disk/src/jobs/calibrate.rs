@@ -21,6 +21,7 @@ use crate::files::access;
 use crate::files::policy;
 use crate::image::engine_choice::{self, Data};
 use crate::image::progress::Progress;
+use crate::image::remote;
 use crate::process::failure::{Exit, Failure};
 use crate::process::output;
 use crate::process::signals::Signal;
@@ -52,6 +53,7 @@ const TO_WRITE: OpenOptions = OpenOptions { write: true, cache: Cache::None, loc
 pub fn run(files: &Files, calibrate: &Calibrate) -> Result<Exit, Failure> {
     let stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
     let name = &calibrate.image;
+    remote::refuse([name])?;
     calibrate.policy.as_deref().map_or(Ok(()), policy::must_be_replaceable)?;
     let opened = open(files, calibrate)?;
     let storage = match &calibrate.storage {

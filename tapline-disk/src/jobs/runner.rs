@@ -254,6 +254,10 @@ impl Runner {
             Status::Unsupported => Failure::new(tried, "the request is outside the disk or not supported"),
             Status::Failed | Status::Done => match self.disk.take_damage(span) {
                 Some(damage) => self.damaged(tried, damage),
+                None if self.name.uri().is_some() => {
+                    Failure::new(tried, "the NBD server failed, or was away for too long")
+                        .advise("see the log of its server")
+                }
                 None => Failure::new(tried, "the storage failed").advise("see the kernel log for the reason"),
             },
         }
@@ -283,7 +287,7 @@ impl Drop for Runner {
                 None => drop(self.step()),
             }
         }
-        if self.disk.is_broken() {
+        if self.disk.is_broken() && self.name.uri().is_none() {
             for layer in self.disk.layers().iter().filter(|layer| !layer.format.geometry().read_only) {
                 if let (Some(name), Some(file)) =
                     (self.names.get(usize::from(layer.file.0)), self.engine.file(layer.file))

@@ -41,6 +41,9 @@ fn of_lowest(layers: &Layers) -> String {
         Some(identity) => hex(u128::from_be_bytes(identity) >> (128 - 4 * DIGITS)),
         None => {
             let name = layers.names.last().unwrap_or(&layers.name);
+            if name.uri().is_some() {
+                return of_path(name.path());
+            }
             // Links are not resolved: the device of a volume may have another number after each boot.
             let path = std::path::absolute(name.path()).unwrap_or_else(|_| name.path().to_owned());
             of_path(&path)

@@ -36,6 +36,7 @@ mod page_accuracy;
 mod probes;
 mod qemu_locks;
 mod refused_engine;
+mod remote;
 mod rest;
 mod serve;
 mod shape;

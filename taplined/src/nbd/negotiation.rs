@@ -143,7 +143,7 @@ impl Client {
             wire::OPT_STARTTLS => self.start_tls(&data).await.map(|()| Next::Negotiate),
             wire::OPT_EXPORT_NAME if !is_open => Ok(Next::Disconnect),
             _ if !is_open => self.refuse(option, wire::REP_ERR_TLS_REQD, "this address is served with TLS only").await,
-            wire::OPT_STRUCTURED_REPLY if data.is_empty() => {
+            wire::OPT_STRUCTURED_REPLY | wire::OPT_EXTENDED_HEADERS if data.is_empty() => {
                 self.shapes.push(option);
                 // An export that was named already has other replies.
                 self.export = None;
@@ -160,7 +160,7 @@ impl Client {
             wire::OPT_INFO | wire::OPT_GO | wire::OPT_LIST_META_CONTEXT | wire::OPT_SET_META_CONTEXT => {
                 self.forward(daemon, option, &data).await
             }
-            wire::OPT_STRUCTURED_REPLY | wire::OPT_LIST => {
+            wire::OPT_STRUCTURED_REPLY | wire::OPT_EXTENDED_HEADERS | wire::OPT_LIST => {
                 self.refuse(option, wire::REP_ERR_INVALID, "this option has no data").await
             }
             _ => self.refuse(option, wire::REP_ERR_UNSUP, "this option is not supported").await,
@@ -252,7 +252,7 @@ impl Client {
             match kind {
                 wire::REP_ACK if option == wire::OPT_GO => return Ok(Next::Transmit),
                 wire::REP_ACK => return Ok(Next::Negotiate),
-                kind if kind & (1 << 31) != 0 => return Ok(Next::Negotiate),
+                kind if kind & wire::REP_IS_ERROR != 0 => return Ok(Next::Negotiate),
                 _ => {}
             }
         }

@@ -1,4 +1,4 @@
-//! A new image on a block device, which exists before and stays if the job fails.
+//! A new image on a block device or an export of an NBD server, which exists before and stays if the job fails.
 //!
 //! Order: the start and the end of the device, by which programs identify an image, are cleared and synced; then
 //! everything that the new image reads before it writes is cleared; then the image is written as in a file
@@ -20,6 +20,7 @@ use uring::{Cache, ImageFile, OpenOptions};
 use crate::files::Files;
 use crate::image::progress::Progress;
 use crate::image::redo_log;
+use crate::image::remote;
 use crate::process::failure::Failure;
 use crate::process::log::say;
 
@@ -32,6 +33,9 @@ const SECTOR: u64 = 512;
 
 /// Opens and locks the block device `name`; returns `None` if it is not one.
 pub fn open(files: &Files, name: &ImageName) -> Result<Option<ImageFile>, Failure> {
+    if let Some(remote) = remote::open(files, name, true, remote::User::Job)? {
+        return Ok(Some(remote));
+    }
     let is_device = |metadata: Metadata| metadata.file_type().is_block_device();
     if files.are_handed() || !std::fs::metadata(name.path()).is_ok_and(is_device) {
         return Ok(None);
@@ -44,8 +48,10 @@ pub fn open(files: &Files, name: &ImageName) -> Result<Option<ImageFile>, Failur
 pub fn check(name: &ImageName, device: &mut ImageFile, creation: &Creation, overwrite: bool) -> Result<(), Failure> {
     let len = Source::len(device);
     if creation.len > len {
-        let why = format!("the block device has {len} bytes, but the image needs {} from the start", creation.len);
-        return Err(Failure::new(format!("create {name}"), why).advise("enlarge the device"));
+        let what = kind(device);
+        let advice = if device.remote().is_some() { "enlarge the export" } else { "enlarge the device" };
+        let why = format!("the {what} has {len} bytes, but the image needs {} from the start", creation.len);
+        return Err(Failure::new(format!("create {name}"), why).advise(advice));
     }
     if overwrite { Ok(()) } else { check_blank(name, device, len) }
 }
@@ -54,9 +60,12 @@ pub fn check(name: &ImageName, device: &mut ImageFile, creation: &Creation, over
 pub fn fill(files: &Files, name: &ImageName, device: &mut ImageFile, creation: Creation) -> Result<(), Failure> {
     let len = Source::len(device);
     if name.format == FormatName::Raw && creation.len < len {
-        say(format_args!("{name}: the disk uses all {len} bytes of its device"));
+        say(format_args!("{name}: the disk uses all {len} bytes of its {}", kind(device)));
     }
-    redo_log::invalidate(files, device).map_err(|error| Failure::new(format!("end the redo log of {name}"), error))?;
+    if device.remote().is_none() {
+        let failed = |error| Failure::new(format!("end the redo log of {name}"), error);
+        redo_log::invalidate(files, device).map_err(failed)?;
+    }
     let filled = clear_and_write(files, name, device, creation, len);
     filled.inspect_err(|_| {
         if let Err(error) = clear_ends(device, len) {
@@ -118,12 +127,17 @@ fn check_blank(name: &ImageName, device: &mut ImageFile, len: u64) -> Result<(),
         read.map_err(|error| Failure::new(format!("examine {name}"), error))?;
         if let Some(found) = bytes.iter().position(|byte| *byte != 0) {
             let found = at + on_disk(found);
-            let why = format!("the block device already contains data, at byte {found}");
+            let why = format!("the {} already contains data, at byte {found}", kind(device));
             return Err(Failure::new(format!("create {name}"), why)
                 .advise("check what it is (blkid, lsblk --fs); --force overwrites it"));
         }
     }
     Ok(())
+}
+
+/// Returns what it is, for people.
+fn kind(device: &ImageFile) -> &'static str {
+    if device.remote().is_some() { "export" } else { "block device" }
 }
 
 /// Moves the footer of a VHD to the end of a device of this size.
@@ -141,6 +155,9 @@ fn on_device(format: FormatName, creation: Creation, len: u64) -> Creation {
 
 /// Makes a range of a device read as zeroes: by deallocation if the device can do that, else by writing.
 fn clear(device: &mut ImageFile, at: u64, len: u64) -> io::Result<()> {
+    if device.remote().is_some() {
+        return if device.zero_remote(FileOffset(at), len)? { Ok(()) } else { write_zeroes(device, at, len) };
+    }
     let freed = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     for how in [freed, FallocateFlags::ZERO_RANGE] {
         match fallocate(&*device, how, at, len) {
@@ -150,6 +167,10 @@ fn clear(device: &mut ImageFile, at: u64, len: u64) -> io::Result<()> {
             Err(errno) => return Err(errno.into()),
         }
     }
+    write_zeroes(device, at, len)
+}
+
+fn write_zeroes(device: &mut ImageFile, at: u64, len: u64) -> io::Result<()> {
     let zeroes = vec![0; 1 << 20];
     let mut done = 0;
     while done < len {

@@ -1,0 +1,109 @@
+//! Images at NBD servers: raw disks, named by a URI.
+//!
+//! It knows nothing about the protocol. Invariants: a process opens them only if it works on the file system, not on
+//! passed files, because connecting again needs rights that such a process has given up; a connection is used by one
+//! disk at a time, and again when that is done, because some servers end with their last client.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use control::{FormatName, ImageName, Kind};
+use nbd::uri::Uri;
+use uring::{Cache, ImageFile, OpenOptions, Remote, RemoteOptions};
+
+use crate::files::Files;
+use crate::process::failure::Failure;
+use crate::process::log::say;
+
+/// How long a job waits for a server that is away: long enough for a restart of the server or of its host's network.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Connections of this process, in use and not.
+static CONNECTIONS: Mutex<Vec<Connected>> = Mutex::new(Vec::new());
+
+struct Connected {
+    uri: Uri,
+    write: bool,
+    remote: Remote,
+}
+
+/// What opens an image at a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum User {
+    /// A job, which may wait for the server, and fails if that is away for too long.
+    Job,
+    /// A served disk, whose guest waits as long as the server is away.
+    Served,
+}
+
+/// Opens an image at a server; returns `None` if the image is a file.
+pub fn open(files: &Files, name: &ImageName, write: bool, user: User) -> Result<Option<ImageFile>, Failure> {
+    let Some(word) = name.uri() else { return Ok(None) };
+    let failed = |why: String| Failure::new(format!("open {name}"), why).of_kind(Kind::Invalid);
+    if files.are_handed() {
+        return Err(failed("this process works on passed files only, and may not connect to a server".to_owned()));
+    }
+    let uri: Uri = word.parse().map_err(|error: nbd::uri::BadUri| failed(error.to_string()))?;
+    let remote = match user {
+        User::Job => connected(&uri, write)?,
+        User::Served => connect(&uri, RemoteOptions { write, patience: None, may_wait: false, report })?,
+    };
+    let options = OpenOptions { write, cache: Cache::Writeback, lock: false };
+    ImageFile::of_remote(name.path(), remote, options).map(Some).map_err(Failure::said)
+}
+
+/// Returns a connection that is not in use, or a new one.
+fn connected(uri: &Uri, write: bool) -> Result<Remote, Failure> {
+    let mut connections = CONNECTIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    let idle = connections
+        .iter()
+        .find(|other| (&other.uri, other.write) == (uri, write) && !other.remote.is_shared())
+        .map(|idle| idle.remote.clone());
+    if let Some(remote) = idle {
+        return Ok(remote);
+    }
+    let remote = connect(uri, RemoteOptions { write, patience: Some(PATIENCE), may_wait: true, report })?;
+    connections.push(Connected { uri: uri.clone(), write, remote: remote.clone() });
+    Ok(remote)
+}
+
+fn connect(uri: &Uri, options: RemoteOptions) -> Result<Remote, Failure> {
+    let opened = Remote::open(uri, options);
+    opened.map_err(|error| Failure::said(error).advise("check that its server runs and has this export: nbdinfo URI"))
+}
+
+fn report(line: &str) {
+    say(line);
+}
+
+/// Returns whether two names are URIs of the same export.
+pub fn is_same(one: &ImageName, other: &ImageName) -> bool {
+    let export = |name: &ImageName| name.uri()?.parse().ok().map(|uri: Uri| (uri.place, uri.export));
+    export(one).is_some_and(|export_of_one| export(other) == Some(export_of_one))
+}
+
+/// Rejects an image at a server where a command needs a file.
+pub fn refuse<'a>(names: impl IntoIterator<Item = &'a ImageName>) -> Result<(), Failure> {
+    match names.into_iter().find(|name| name.uri().is_some()) {
+        None => Ok(()),
+        Some(name) => {
+            let why = "an image at an NBD server can only be converted, compared, shown, measured and served";
+            Err(Failure::new(format!("use {name} here"), why)
+                .advise(format!("copy it into a file first: tapline image convert {name} qcow2:FILE"))
+                .of_kind(Kind::Invalid))
+        }
+    }
+}
+
+/// Rejects chains with an image at a server: it has no identity that a child could record.
+pub fn refuse_in_chain(names: &[&ImageName]) -> Result<(), Failure> {
+    match names.iter().find(|name| names.len() > 1 && name.uri().is_some()) {
+        None => Ok(()),
+        Some(name) => {
+            let why = "an image at an NBD server cannot have or be a parent";
+            Err(Failure::new(format!("use {name} in a chain"), why)
+                .advise(format!("copy it into a file first: tapline image convert {name} {}:FILE", FormatName::Qcow2))
+                .of_kind(Kind::Invalid))
+        }
+    }
+}

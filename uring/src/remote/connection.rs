@@ -1,0 +1,275 @@
+//! A client of an export with its socket: connects, moves bytes, and connects again after a loss.
+//!
+//! It knows nothing about engines. Invariants: nothing blocks but the methods whose names begin with `wait`; while
+//! there is a connection that works, there is no timer.
+
+use std::time::{Duration, Instant};
+
+use disk::{Allocation, FileDone, FileOp};
+use nbd::client::{Client, Described};
+use nbd::uri::Uri;
+
+use super::socket::{Socket, Target};
+
+/// Pauses between attempts to connect: the first is short, because a restarted server is back at once.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// A server that has accepted a connection must end the negotiation within this time.
+const NEGOTIATION: Duration = Duration::from_secs(10);
+/// Bytes received at once.
+const CHUNK: usize = 256 << 10;
+/// The most bytes received in one turn, so that other files of the engine have theirs.
+const TURN: usize = 8 << 20;
+
+#[derive(Debug)]
+enum State {
+    /// There is no socket until this time.
+    Down(Instant),
+    /// Since this time.
+    Connecting(Socket, Instant),
+    /// The client negotiates, or works; since this time.
+    Connected(Socket, Instant),
+}
+
+/// A part of the export that is known to be a hole, or not.
+#[derive(Clone, Copy, Debug)]
+struct Extent {
+    start: u64,
+    end: u64,
+    zero: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) client: Client,
+    uri: Uri,
+    targets: Vec<Target>,
+    state: State,
+    /// Attempts to connect since the last connection that worked.
+    attempts: u32,
+    /// Since when there is no connection that works.
+    lost: Option<Instant>,
+    /// How long operations wait for a server that is away.
+    patience: Option<Duration>,
+    /// The socket is another one than the engine watches.
+    pub(super) unwatched: bool,
+    /// There may be more to receive although nothing new arrives.
+    pub(super) more: bool,
+    /// Receives messages for people.
+    report: fn(&str),
+    /// Why there was no connection at last.
+    pub(super) why: String,
+    buffer: Vec<u8>,
+    extents: Vec<Extent>,
+}
+
+impl Connection {
+    pub(super) fn new(client: Client, uri: Uri, targets: Vec<Target>, report: fn(&str), now: Instant) -> Connection {
+        Connection {
+            client,
+            uri,
+            targets,
+            state: State::Down(now),
+            attempts: 0,
+            lost: Some(now),
+            patience: None,
+            unwatched: false,
+            more: false,
+            report,
+            why: String::new(),
+            buffer: Vec::new(),
+            extents: Vec::new(),
+        }
+    }
+
+    pub(super) fn set_patience(&mut self, patience: Option<Duration>) {
+        self.patience = patience;
+    }
+
+    pub(super) fn socket(&self) -> Option<&Socket> {
+        match &self.state {
+            State::Down(_) => None,
+            State::Connecting(socket, _) | State::Connected(socket, _) => Some(socket),
+        }
+    }
+
+    /// Failed attempts to connect since the last connection that worked.
+    pub(super) fn failures(&self) -> usize {
+        match self.state {
+            State::Down(_) => usize::try_from(self.attempts).unwrap_or(usize::MAX),
+            _ => 0,
+        }
+    }
+
+    /// Since when no connection works.
+    pub(super) fn lost(&self) -> Option<Instant> {
+        self.lost
+    }
+
+    /// Accepts an operation; see [`Client::push`].
+    pub(super) fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
+        if !matches!(op.action, disk::Action::Read { .. }) {
+            self.extents.clear();
+        }
+        self.client.push(op)
+    }
+
+    /// Does what can be done now. Completed operations are appended.
+    pub(super) fn turn(&mut self, now: Instant, done: &mut Vec<FileDone>) {
+        self.more = false;
+        self.advance(now);
+        if self.lost.zip(self.patience).is_some_and(|(lost, patience)| now.duration_since(lost) >= patience) {
+            self.client.fail_waiting();
+        }
+        self.client.take_done(done);
+    }
+
+    /// How long nothing happens without an event of the socket; `None` for ever.
+    pub(super) fn sleeps(&self, now: Instant) -> Option<Duration> {
+        let next = match &self.state {
+            State::Down(next) => Some(*next),
+            State::Connecting(_, since) => Some(*since + NEGOTIATION),
+            State::Connected(_, since) if !self.client.is_up() => Some(*since + NEGOTIATION),
+            State::Connected(..) => None,
+        };
+        let gives_up = self.lost.zip(self.patience).map(|(lost, patience)| lost + patience);
+        let gives_up = gives_up.filter(|_| !self.client.is_idle());
+        let next = next.into_iter().chain(gives_up).min()?;
+        Some(next.saturating_duration_since(now))
+    }
+
+    fn advance(&mut self, now: Instant) {
+        if let State::Down(next) = self.state {
+            if now < next {
+                return;
+            }
+            self.connect(now);
+        }
+        if let State::Connecting(socket, since) = &self.state {
+            match socket.is_connected() {
+                Ok(true) => self.connected(now),
+                Ok(false) if now.duration_since(*since) < NEGOTIATION => {}
+                Ok(false) => self.lose(now, "it does not answer"),
+                Err(error) => self.lose(now, &error.to_string()),
+            }
+        }
+        if matches!(self.state, State::Connected(..)) {
+            if let Err(why) = self.transfer(now) {
+                self.lose(now, &why);
+            }
+        }
+    }
+
+    fn connect(&mut self, now: Instant) {
+        let index = usize::try_from(self.attempts).unwrap_or(0) % self.targets.len().max(1);
+        self.attempts = self.attempts.saturating_add(1);
+        let Some(target) = self.targets.get(index) else { return };
+        match Socket::begin(target) {
+            Ok(socket) => {
+                self.unwatched = true;
+                self.state = State::Connecting(socket, now);
+            }
+            Err(error) => self.lose(now, &error.to_string()),
+        }
+    }
+
+    fn connected(&mut self, now: Instant) {
+        let State::Connecting(socket, _) = std::mem::replace(&mut self.state, State::Down(now)) else { return };
+        self.state = State::Connected(socket, now);
+        self.client.connected();
+    }
+
+    /// Sends and receives until the socket has and takes nothing more.
+    fn transfer(&mut self, now: Instant) -> Result<(), String> {
+        let State::Connected(socket, since) = &self.state else { return Ok(()) };
+        if self.buffer.is_empty() {
+            self.buffer = vec![0; CHUNK];
+        }
+        let said = |error: std::io::Error| error.to_string();
+        let mut received = 0;
+        loop {
+            let mut moved = false;
+            while !self.client.to_send().is_empty() {
+                let Some(sent) = socket.send(self.client.to_send()).map_err(said)? else { break };
+                self.client.sent(sent);
+                moved = true;
+            }
+            if let Some(len) = socket.receive(&mut self.buffer).map_err(said)? {
+                self.client.receive(self.buffer.get(..len).unwrap_or_default()).map_err(|broken| broken.to_string())?;
+                received += len;
+                moved = true;
+            }
+            if !moved || received >= TURN {
+                self.more = moved;
+                break;
+            }
+        }
+        if self.client.is_up() {
+            if let Some(lost) = self.lost.take().filter(|_| self.attempts > 1) {
+                let away = now.duration_since(lost).as_secs_f32();
+                (self.report)(&format!("{}: connected again after {away:.1} s", self.uri));
+            }
+            self.attempts = 0;
+        } else if now.duration_since(*since) >= NEGOTIATION {
+            return Err("the server does not end the negotiation".to_owned());
+        }
+        Ok(())
+    }
+
+    /// The connection, or the attempt to make one, has failed.
+    fn lose(&mut self, now: Instant, why: &str) {
+        self.client.disconnected();
+        self.extents.clear();
+        self.buffer = Vec::new();
+        let worked = self.lost.is_none();
+        self.lost.get_or_insert(now);
+        // A server that accepts and then refuses is tried as rarely as one that is away.
+        let pause = PAUSE_MIN.saturating_mul(1 << self.attempts.min(8)).min(PAUSE_MAX);
+        self.state = State::Down(now + if worked { PAUSE_MIN } else { pause });
+        self.attempts = self.attempts.max(1);
+        if worked {
+            (self.report)(&format!("{}: connection lost: {why}; reconnecting", self.uri));
+        } else if self.why != why {
+            (self.report)(&format!("{}: cannot connect: {why}; trying again", self.uri));
+        }
+        self.why = why.to_owned();
+    }
+
+    /// Waits for an event, no longer than `most`.
+    pub(super) fn wait(&mut self, most: Duration, now: Instant) {
+        let most = self.sleeps(now).map_or(most, |next| most.min(next));
+        let writes = matches!(self.state, State::Connecting(..)) || !self.client.to_send().is_empty();
+        let waited = match self.socket() {
+            _ if self.more => Ok(true),
+            Some(socket) => socket.wait_for(writes, most),
+            None => {
+                std::thread::sleep(most);
+                Ok(true)
+            }
+        };
+        if let Err(error) = waited {
+            self.lose(now, &error.to_string());
+        }
+    }
+
+    /// What is known about allocation at this offset.
+    pub(super) fn known_allocation(&self, at: u64, len: u64) -> Option<Allocation> {
+        let index = self.extents.partition_point(|extent| extent.end <= at);
+        let extent = self.extents.get(index).filter(|extent| extent.start <= at)?;
+        let len = len.min(extent.end - at);
+        Some(if extent.zero { Allocation::Hole(len) } else { Allocation::Data(len) })
+    }
+
+    /// Remembers the extents of a range that begins at `at`.
+    pub(super) fn remember(&mut self, at: u64, described: Vec<Described>) {
+        let mut start = at;
+        self.extents = described
+            .into_iter()
+            .map(|Described { len, zero }| {
+                let extent = Extent { start, end: start + len, zero };
+                start = extent.end;
+                extent
+            })
+            .collect();
+    }
+}

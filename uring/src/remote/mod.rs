@@ -1,0 +1,223 @@
+//! An export of an NBD server in place of a file: opened, read synchronously, and shared with the engine that serves
+//! it ([`crate::Engine`]).
+//!
+//! Invariant: all handles of one export share one client, so that whatever was answered to any of them is covered by a
+//! flush of any of them.
+
+mod connection;
+mod socket;
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use disk::{Action, Allocation, FileDone, FileError, FileId, FileOffset, FileOp, OpId};
+use memory::Segments;
+use nbd::client::Client;
+use nbd::uri::Uri;
+
+use connection::Connection;
+use socket::Target;
+
+/// Marks operations of the synchronous methods among those of an engine, whose files have smaller numbers.
+const SYNCHRONOUS: FileId = FileId(u8::MAX);
+/// How long opening an export waits for its server.
+const OPENING: Duration = Duration::from_secs(10);
+/// How long a question about allocation may take: without an answer everything counts as data.
+const ALLOCATION: Duration = Duration::from_secs(60);
+/// The part of an export whose allocation is queried at once.
+const ASKED: u64 = 1 << 30;
+
+/// How an export is used.
+#[derive(Clone, Copy, Debug)]
+pub struct RemoteOptions {
+    /// Also for writing.
+    pub write: bool,
+    /// How long operations wait for a server that is away before they fail; `None` for ever.
+    pub patience: Option<Duration>,
+    /// Whether [`disk::Io::allocated`] may wait for the server: it answers "data" otherwise.
+    pub may_wait: bool,
+    /// Receives messages for people: lost and new connections. It is called with the connection locked.
+    pub report: fn(&str),
+}
+
+/// An export cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot open {uri}: {why}")]
+pub struct RemoteOpenError {
+    uri: String,
+    why: String,
+}
+
+/// An open export. Clones share the connection.
+#[derive(Clone, Debug)]
+pub struct Remote {
+    shared: Arc<Mutex<Shared>>,
+    size: u64,
+    unit: u32,
+    may_wait: bool,
+}
+
+#[derive(Debug)]
+struct Shared {
+    connection: Connection,
+    /// Completed operations of the engine that a synchronous method has found.
+    done: Vec<FileDone>,
+}
+
+impl Remote {
+    /// Connects to an export, and waits for it.
+    pub fn open(uri: &Uri, options: RemoteOptions) -> Result<Remote, RemoteOpenError> {
+        let failed = |why: String| RemoteOpenError { uri: uri.to_string(), why };
+        let client = Client::new(&uri.export, options.write).map_err(|error| failed(error.to_string()))?;
+        let targets = Target::all(uri).map_err(|error| failed(error.to_string()))?;
+        let attempts = targets.len();
+        let begun = Instant::now();
+        let mut connection = Connection::new(client, uri.clone(), targets, options.report, begun);
+        let mut done = Vec::new();
+        loop {
+            let now = Instant::now();
+            connection.turn(now, &mut done);
+            if let Some(export) = connection.client.export().filter(|_| connection.client.is_up()) {
+                let (size, unit) = (export.size, export.block_min);
+                connection.set_patience(options.patience);
+                let shared = Arc::new(Mutex::new(Shared { connection, done }));
+                return Ok(Remote { shared, size, unit, may_wait: options.may_wait });
+            }
+            // Opening a disk fails at once if its server is not there.
+            if connection.failures() >= attempts || now.duration_since(begun) > OPENING {
+                return Err(failed(connection.why.clone()));
+            }
+            connection.wait(OPENING, now);
+        }
+    }
+
+    /// Whether there are other handles of it.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.shared) > 1
+    }
+
+    /// The size of the export in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The unit of its offsets and lengths.
+    pub fn unit(&self) -> u32 {
+        self.unit
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        // Each method leaves it consistent, whatever panics.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does one action, and waits for it. `Unsupported` and other errors are those of the action.
+    pub(crate) fn wait_for(&self, action: Action) -> Result<(), FileError> {
+        let mut shared = self.lock();
+        let Shared { connection, done } = &mut *shared;
+        let mut op = Some(FileOp { id: OpId(u64::MAX), file: SYNCHRONOUS, action });
+        loop {
+            if let Some(refused) = op.take().and_then(|op| connection.push(op).err()) {
+                op = Some(refused);
+            }
+            let now = Instant::now();
+            connection.turn(now, done);
+            if let Some(index) = done.iter().position(|done| done.op.file == SYNCHRONOUS) {
+                return done.remove(index).result;
+            }
+            connection.wait(OPENING, now);
+        }
+    }
+
+    /// Reads from any offset.
+    pub(crate) fn wait_to_read(&self, at: u64, bytes: &mut [u8]) -> Result<(), FileError> {
+        let unit = u64::from(self.unit);
+        let (start, end) = (at - at % unit, (at + memory::size::on_disk(bytes.len())).next_multiple_of(unit));
+        let into = Segments::zeroed(memory::size::in_memory(end - start));
+        self.wait_for(Action::Read { at: FileOffset(start), into: into.clone() })?;
+        into.slice(memory::size::in_memory(at - start), bytes.len()).copy_to(bytes);
+        Ok(())
+    }
+
+    /// Writes at any offset; nothing else may write.
+    pub(crate) fn wait_to_write(&self, at: u64, bytes: &[u8]) -> Result<(), FileError> {
+        let unit = u64::from(self.unit);
+        let (start, end) = (at - at % unit, (at + memory::size::on_disk(bytes.len())).next_multiple_of(unit));
+        let from = Segments::zeroed(memory::size::in_memory(end - start));
+        let from_at = memory::size::in_memory(at - start);
+        if from.len() != bytes.len() {
+            self.wait_for(Action::Read { at: FileOffset(start), into: from.clone() })?;
+        }
+        from.slice(from_at, bytes.len()).copy_from(bytes);
+        self.wait_for(Action::Write { at: FileOffset(start), from })
+    }
+
+    /// Which part of the export is allocated; see [`disk::Io::allocated`].
+    pub(crate) fn allocated(&self, at: u64, len: u64) -> Allocation {
+        let mut shared = self.lock();
+        let Shared { connection, done } = &mut *shared;
+        if let Some(known) = connection.known_allocation(at, len) {
+            return known;
+        }
+        if !self.may_wait {
+            return Allocation::Data(len);
+        }
+        let begun = Instant::now();
+        let asked = len.max(ASKED).min(self.size.saturating_sub(at));
+        connection.client.describe(at, asked);
+        loop {
+            let now = Instant::now();
+            connection.turn(now, done);
+            if let Some(described) = connection.client.take_described() {
+                connection.remember(at, described);
+                return connection.known_allocation(at, len).unwrap_or(Allocation::Data(len));
+            }
+            let left = ALLOCATION.saturating_sub(now.duration_since(begun));
+            if left.is_zero() {
+                return Allocation::Data(len);
+            }
+            connection.wait(left, now);
+        }
+    }
+
+    /// Accepts an operation of an engine.
+    pub(crate) fn push(&self, op: FileOp) -> Result<(), FileOp> {
+        self.lock().connection.push(op)
+    }
+
+    /// Does what can be done now; returns how long nothing more happens without an event of the socket, `None` for
+    /// ever.
+    pub(crate) fn turn(&self, done: &mut Vec<FileDone>) -> Option<Duration> {
+        let mut shared = self.lock();
+        let now = Instant::now();
+        done.append(&mut shared.done);
+        shared.connection.turn(now, done);
+        if shared.connection.more { Some(Duration::ZERO) } else { shared.connection.sleeps(now) }
+    }
+
+    /// Calls `watch` with a socket that is not watched yet.
+    pub(crate) fn watch_new(&self, watch: impl FnOnce(BorrowedFd<'_>) -> std::io::Result<()>) -> std::io::Result<()> {
+        let mut shared = self.lock();
+        if !std::mem::take(&mut shared.connection.unwatched) {
+            return Ok(());
+        }
+        shared.connection.socket().map_or(Ok(()), |socket| watch(socket.as_fd()))
+    }
+
+    /// The engine that watched its socket does so no longer.
+    pub(crate) fn unwatch(&self) {
+        self.lock().connection.unwatched = true;
+    }
+
+    /// Whether operations are pending.
+    pub(crate) fn is_busy(&self) -> bool {
+        let shared = self.lock();
+        !shared.connection.client.is_idle() || !shared.done.is_empty()
+    }
+
+    /// How long the server is away by now.
+    pub fn away(&self) -> Option<Duration> {
+        self.lock().connection.lost().map(|lost| lost.elapsed())
+    }
+}

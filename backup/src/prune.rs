@@ -73,7 +73,19 @@ impl Target {
         let mut moved = 0;
         for _ in 0..ATTEMPTS {
             control.check()?;
-            let decision = self.decide(prune, &view, control)?;
+            let decision = match self.decide(prune, &view, control) {
+                Ok(decision) => decision,
+                // What another host has removed meanwhile is missing, and not lost.
+                Err(error @ (Error::Damaged { .. } | Error::Lost { .. })) => {
+                    let now = View::load(self)?;
+                    if now.has_state_of(&view) {
+                        return Err(error);
+                    }
+                    view = now;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
             moved += decision.moved;
             if self.has(Bug::DeletedBeforeDoomed) {
                 self.delete_doomed(&decision.state.doomed)?;
@@ -174,7 +186,7 @@ impl Target {
                 state.doomed.insert(name.clone());
             } else if live == 0 {
                 spare(state, name.clone());
-            } else if live < pack.len / 2 && self.move_live(name, pack, &mut packer, control)? {
+            } else if (pack.is_damaged || live < pack.len / 2) && self.move_live(name, pack, &mut packer, control)? {
                 state.doomed.insert(name.clone());
             }
         }
@@ -190,15 +202,18 @@ impl Target {
     /// again because of damage must not lose it to the damaged copy.
     fn weigh_packs(&self, chunks: &Chunks, referred: &Referred) -> Result<Vec<Pack>, Error> {
         let mut chosen: HashMap<Digest, Place> = HashMap::new();
+        let mut damaged: HashSet<u32> = HashSet::new();
         for digest in chunks.copied().filter(|digest| referred.live.contains(*digest)) {
             for place in chunks.copies(digest) {
                 if chunks.is_sound(self, digest, place)? {
                     chosen.insert(*digest, *place);
                     break;
                 }
+                damaged.insert(place.pack);
             }
         }
-        let mut packs: Vec<Pack> = chunks.packs.iter().map(|_| Pack::default()).collect();
+        let new = |number| Pack { is_damaged: damaged.contains(&number), ..Pack::default() };
+        let mut packs: Vec<Pack> = (0..).take(chunks.packs.len()).map(new).collect();
         let mut at = |place: &Place, weigh: &dyn Fn(&mut Pack)| {
             if let Some(pack) = usize::try_from(place.pack).ok().and_then(|pack| packs.get_mut(pack)) {
                 weigh(pack);
@@ -309,4 +324,6 @@ struct Pack {
     live: Vec<(Digest, Place)>,
     /// Whether it has something of a removed backup, so that it is of no running one.
     is_released: bool,
+    /// Whether it has a damaged copy of something that is sound elsewhere.
+    is_damaged: bool,
 }

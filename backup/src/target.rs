@@ -182,6 +182,9 @@ fn decode(bytes: &[u8], key: Option<&Key>) -> Result<(Format, Codec), Error> {
     let (Some(line), Some(digest), Some(check)) = (lines.next(), lines.next(), lines.next()) else {
         return Err(bad("it is cut off"));
     };
+    if text.len() != line.len() + digest.len() + check.len() + 3 {
+        return Err(bad("it does not have three lines"));
+    }
     if Digest::parse(digest) != Some(line_digest(line)) {
         return Err(bad("its parameters do not have their digest"));
     }

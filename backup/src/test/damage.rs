@@ -64,8 +64,9 @@ fn an_object_that_is_cut_off_or_gone_is_found() {
                 let copy = world.copy();
                 copy.memory.set(&name, bad);
                 assert!(!restores_wrongly(&copy, &records), "{name}");
-                let outcome = found(&copy);
-                assert!(!outcome.is_ok_and(|verified| verified.is_clean()), "{name} was cut off, and that was not found");
+                // Without the last entry of the log the backup was never published.
+                let is_clean = |verified: crate::Verified| verified.is_clean() && verified.backups == 2;
+                assert!(!found(&copy).is_ok_and(is_clean), "{name} was cut off, and that was not found");
             }
         }
     }
@@ -197,15 +198,18 @@ fn a_pack_that_is_cut_off_is_sent_again() {
         let disk = image("ABC");
         let record = world.back_up(&target, 1, &disk, None).unwrap();
         prune(&target, &[record.id], 10, 0).unwrap();
-        // A host died, and its file server has lost the end of what it said was synced.
-        let dying = world.on(world.memory.host().fault_at(7, Fault::Crash(Moment::Before))).unwrap();
-        assert!(back_up(&dying, DISK, 2, &disk, None).is_err());
-        let packs = world.memory.names().into_iter().filter(|name| name.as_str().starts_with("packs/"));
-        let packs: Vec<Name> = packs.collect();
-        assert!(!packs.is_empty());
-        for pack in packs {
+        // A host dies before it puts its index, and its file server has lost the end of a pack that it said was synced.
+        let packs = || world.memory.names().into_iter().filter(|name| name.as_str().starts_with("packs/"));
+        for call in 0.. {
+            let dying = world.on(world.memory.host().fault_at(call, Fault::Crash(Moment::Before)));
+            assert!(dying.and_then(|dying| back_up(&dying, DISK, 2, &disk, None)).is_err());
+            if packs().count() > 0 {
+                break;
+            }
+        }
+        for pack in packs() {
             let bytes = world.memory.bytes(&pack).unwrap();
-            world.memory.set(&pack, Some(bytes[..bytes.len() - 100].to_vec()));
+            world.memory.set(&pack, Some(bytes[..bytes.len() - 20].to_vec()));
         }
         let again = back_up(&target, DISK, 3, &disk, None).unwrap();
         restore(&target, again.id).map(|bytes| assert_eq!(bytes, disk.0))

@@ -143,7 +143,10 @@ impl Target {
         if record.len != job.source.len() {
             return Err(wrong("the disk has another size now"));
         }
-        let index = Index::read(self, base.backup)?;
+        let index = match Index::read(self, base.backup) {
+            Err(Error::NoBackup(_)) => return Err(wrong("it is being removed")),
+            other => other?,
+        };
         if index.record != *record {
             return Err(wrong("its index is of another backup"));
         }

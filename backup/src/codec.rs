@@ -29,8 +29,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Kind; 7] =
-        [Kind::Format, Kind::Log, Kind::Index, Kind::Toc, Kind::Page, Kind::Chunk, Kind::Disk];
+    const ALL: [Kind; 7] = [Kind::Format, Kind::Log, Kind::Index, Kind::Toc, Kind::Page, Kind::Chunk, Kind::Disk];
 
     const fn number(self) -> u8 {
         match self {

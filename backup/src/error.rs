@@ -39,7 +39,9 @@ pub enum Error {
     #[error("invalid request: {0}")]
     Invalid(String),
     /// There is no target.
-    #[error("there is no backup target: 'format' does not exist; check the path and that it is mounted, or create a target")]
+    #[error(
+        "there is no backup target: 'format' does not exist; check the path and that it is mounted, or create a target"
+    )]
     NoTarget,
     /// There is a target already.
     #[error("there is a backup target already: open it, or use an empty directory")]
@@ -99,7 +101,9 @@ pub enum Error {
     #[error("other hosts changed the target during each of {0} attempts to {1}: repeat, and prune less often")]
     Contended(u32, &'static str),
     /// The store listed a past state at each attempt.
-    #[error("the listing of the log does not agree with its objects: wait a minute for the file server's caches, and repeat")]
+    #[error(
+        "the listing of the log does not agree with its objects: wait a minute for the file server's caches, and repeat"
+    )]
     Stale,
 }
 

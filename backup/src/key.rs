@@ -44,8 +44,7 @@ impl Key {
     /// Reads a key file: 64 hexadecimal digits and the end of the line.
     pub fn read(path: &Path) -> Result<Key, KeyError> {
         let text = std::fs::read_to_string(path);
-        let text =
-            text.map_err(|source| KeyError::File { attempt: "read", path: path.to_owned(), source })?;
+        let text = text.map_err(|source| KeyError::File { attempt: "read", path: path.to_owned(), source })?;
         let digits = Digest::parse(text.trim_end_matches(['\n', '\r']));
         digits.map(|digits| Key(*digits.as_bytes())).ok_or_else(|| KeyError::NotAKey(path.to_owned()))
     }

@@ -42,6 +42,21 @@ struct Piece {
     digest: Digest,
 }
 
+/// Pieces that are neighbours in a pack.
+struct Run {
+    pieces: Vec<Piece>,
+    /// The place of the first piece; `None` if it has none.
+    first: Option<Place>,
+    /// Where the last one ends in the pack.
+    end: u32,
+}
+
+impl Run {
+    fn is_before(&self, place: &Place) -> bool {
+        self.first.is_some_and(|first| first.pack == place.pack) && self.end == place.at
+    }
+}
+
 impl Reader {
     /// Opens a backup. `cache` bounds the bytes of content that random reads keep. In addition 60 bytes of memory for each
     /// chunk on the target, and 32 for each page of the disk.
@@ -66,7 +81,8 @@ impl Reader {
     pub fn read_at(&self, at: u64, buffer: &mut [u8]) -> Result<(), Error> {
         let len = self.index.record.len;
         let end = u64::try_from(buffer.len()).ok().and_then(|size| at.checked_add(size)).filter(|end| *end <= len);
-        let end = end.ok_or_else(|| Error::Invalid(format!("a read at {at} beyond the end of a disk of {len} bytes")))?;
+        let end =
+            end.ok_or_else(|| Error::Invalid(format!("a read at {at} beyond the end of a disk of {len} bytes")))?;
         let mut rest = buffer;
         let mut at = at;
         while at < end {
@@ -103,9 +119,11 @@ impl Reader {
                 vec![self.contents(window)]
             } else {
                 std::thread::scope(|scope| {
-                    let readers: Vec<_> =
-                        windows.iter().map(|window| scope.spawn(|| self.contents(window))).collect();
-                    readers.into_iter().map(|reader| reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+                    let readers: Vec<_> = windows.iter().map(|window| scope.spawn(|| self.contents(window))).collect();
+                    readers
+                        .into_iter()
+                        .map(|reader| reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                        .collect()
                 })
             };
             for (window, contents) in windows.iter().zip(contents) {
@@ -180,25 +198,29 @@ impl Reader {
     fn contents(&self, pieces: &[Piece]) -> Result<Vec<Vec<u8>>, Error> {
         let chunks = Arc::clone(&lock(&self.chunks));
         let stored = pieces.iter().filter(|piece| piece.digest != Digest::HOLE);
-        let mut runs: Vec<(Vec<Piece>, Option<(Place, u32)>)> = Vec::new();
+        let mut runs: Vec<Run> = Vec::new();
         for piece in stored {
             let place = chunks.places.get(&piece.digest).copied();
             match (runs.last_mut(), place) {
-                (Some((run, Some((first, end)))), Some(place)) if first.pack == place.pack && *end == place.at => {
-                    run.push(*piece);
-                    *end += place.len;
+                (Some(run), Some(place)) if run.is_before(&place) => {
+                    run.pieces.push(*piece);
+                    run.end += place.len;
                 }
-                _ => runs.push((vec![*piece], place.map(|place| (place, place.at + place.len)))),
+                _ => runs.push(Run {
+                    pieces: vec![*piece],
+                    first: place,
+                    end: place.map_or(0, |place| place.at.saturating_add(place.len)),
+                }),
             }
         }
         let mut contents = Vec::new();
-        for (run, place) in runs {
-            let bytes = place.and_then(|(first, end)| {
+        for Run { pieces, first, end } in runs {
+            let bytes = first.and_then(|first| {
                 let name = chunks.pack(&first)?;
                 self.target.store.get(name, u64::from(first.at)..u64::from(end)).ok()
             });
             let mut rest = bytes.as_deref().unwrap_or_default();
-            for piece in run {
+            for piece in pieces {
                 let len = chunks.places.get(&piece.digest).and_then(|place| usize::try_from(place.len).ok());
                 let frame = rest.split_at_checked(len.unwrap_or(0));
                 let (frame, behind) = frame.unwrap_or_default();
@@ -265,7 +287,9 @@ impl Cache {
         self.len += content.len();
         // A few thousand entries are looked through for a miss, which costs a read.
         while self.len > self.max.max(content.len()) {
-            let Some(oldest) = self.held.iter().min_by_key(|(_, (turn, _))| *turn).map(|(digest, _)| *digest) else { return };
+            let Some(oldest) = self.held.iter().min_by_key(|(_, (turn, _))| *turn).map(|(digest, _)| *digest) else {
+                return;
+            };
             if let Some((_, old)) = self.held.remove(&oldest) {
                 self.len -= old.len();
             }

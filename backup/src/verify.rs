@@ -91,9 +91,7 @@ impl Target {
         if !verified.is_clean() {
             let now = View::load(self)?;
             verified.lost.retain(|damage| now.state.backups.contains_key(&damage.record.id));
-            let is_removed = |name: &Name| {
-                name.backup_id().is_some_and(|id| !now.state.backups.contains_key(&id))
-            };
+            let is_removed = |name: &Name| name.backup_id().is_some_and(|id| !now.state.backups.contains_key(&id));
             verified.damaged.retain(|(name, _)| !is_removed(name) && !now.state.doomed.contains(name));
         }
         Ok(())

@@ -109,10 +109,11 @@ fn a_verification_names_disks_and_moments_that_damage_costs_and_a_new_backup_rep
     bytes[place.at as usize + 20] ^= 1;
     world.memory.set(&pack, Some(bytes));
     let verified = with_control(|control| target.verify(2, control)).unwrap();
-    assert_eq!(verified.damaged.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>(), [pack.clone()]);
+    assert!(verified.damaged.iter().all(|(name, _)| *name == pack) && verified.damaged.len() == 1, "{verified:?}");
     assert_eq!(verified.lost.len(), 1);
     assert_eq!(verified.lost[0].record, first);
-    assert_eq!(verified.lost[0].ranges, [CHUNK as u64..2 * CHUNK as u64]);
+    assert_eq!(verified.lost[0].ranges.len(), 1);
+    assert_eq!(verified.lost[0].ranges[0], CHUNK as u64..2 * CHUNK as u64);
     let error = restore(&target, first.id).unwrap_err();
     assert!(matches!(error, Error::Lost { at: 4096, len: 4096, .. }), "{error}");
     // The damaged copy would be found by its digest: it is avoided.
@@ -123,7 +124,11 @@ fn a_verification_names_disks_and_moments_that_damage_costs_and_a_new_backup_rep
     assert_eq!(restore(&target, first.id).unwrap(), shared.0, "a sound copy is used by all backups");
     for now in [1000, 2000, 3000] {
         prune(&target, &[], now, 0).unwrap();
-        assert_eq!(restore(&target, again.id).unwrap(), shared.0, "a prune kept the damaged copy and not the sound one");
+        assert_eq!(
+            restore(&target, again.id).unwrap(),
+            shared.0,
+            "a prune kept the damaged copy and not the sound one"
+        );
     }
     assert!(with_control(|control| target.verify(1, control)).unwrap().is_clean());
 }

@@ -4,6 +4,8 @@
 //! backup that was acknowledged and not removed is published; a verification is clean; a repeated backup succeeds; after
 //! prunes nothing is left that no backup refers to.
 
+#![allow(clippy::cast_possible_truncation, reason = "images of tests have a few KiB")]
+
 mod crash;
 mod damage;
 mod hosts;
@@ -17,7 +19,9 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use crate::planted::Bug;
-use crate::{Base, Control, Error, Extent, Id, Key, Layout, Memory, Prune, Pruned, Reader, Record, Sink, Source, Target};
+use crate::{
+    Base, Control, Error, Extent, Id, Job, Key, Layout, Memory, Prune, Pruned, Reader, Record, Sink, Source, Target,
+};
 
 /// Small, so that few bytes have many chunks, pages and packs.
 const LAYOUT: Layout = Layout { chunk: 4096, page: 4, pack: 3 * 4096, level: 1 };
@@ -99,8 +103,6 @@ fn base_on(record: &Record, old: &Image, new: &Image) -> Base {
     let changed = pairs.map(|(at, _)| at as u64 * 512..(at as u64 + 1) * 512).collect();
     Base { backup: record.id, content: record.content, changed }
 }
-
-use crate::Job;
 
 /// A target with hosts, and what must be on it.
 struct World {
@@ -220,8 +222,7 @@ impl World {
             let size = self.memory.bytes(name).unwrap().len() as u64;
             let rows = crate::chunks::read_table(&target, name, size).unwrap().map_err(|damage| damage.0)?;
             let all: u64 = rows.iter().map(|row| u64::from(row.len)).sum();
-            let used: u64 =
-                rows.iter().filter(|row| live.contains(&row.digest)).map(|row| u64::from(row.len)).sum();
+            let used: u64 = rows.iter().filter(|row| live.contains(&row.digest)).map(|row| u64::from(row.len)).sum();
             if used * 2 < all {
                 return Err(format!("{name} has {used} of {all} bytes that are referred to"));
             }

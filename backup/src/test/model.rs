@@ -53,8 +53,7 @@ fn episode(seed: u64) -> Result<(), String> {
         }
         let Ok(target) = world.on(memory) else { continue };
         if random.u8(0..3) == 0 {
-            let remove: Vec<Id> =
-                made.iter().filter(|_| random.u8(0..3) == 0).map(|(record, _)| record.id).collect();
+            let remove: Vec<Id> = made.iter().filter(|_| random.u8(0..3) == 0).map(|(record, _)| record.id).collect();
             made.retain(|(record, _)| !remove.contains(&record.id));
             for guest in &mut guests {
                 guest.base = guest.base.take().filter(|(record, _)| !remove.contains(&record.id));

@@ -154,12 +154,7 @@ impl Target {
     }
 
     /// Puts the index and appends the backup to the log; `None` if something it refers to was given up.
-    fn publish(
-        &self,
-        finished: Finished,
-        begun: View,
-        control: &mut Control<'_>,
-    ) -> Result<Option<Record>, Error> {
+    fn publish(&self, finished: Finished, begun: View, control: &mut Control<'_>) -> Result<Option<Record>, Error> {
         let (name, bytes) = finished.index.seal(self)?;
         if !crate::store::put_own(&*self.store, &name, &bytes)? {
             return Err(crate::error::damaged(&name, "another object has its name"));

@@ -59,12 +59,7 @@ pub(super) struct Pass<'a> {
 }
 
 impl<'a> Pass<'a> {
-    pub fn new(
-        target: &'a Target,
-        job: &'a Job<'a>,
-        chunks: &'a Chunks,
-        base: Option<(Index, Changed)>,
-    ) -> Pass<'a> {
+    pub fn new(target: &'a Target, job: &'a Job<'a>, chunks: &'a Chunks, base: Option<(Index, Changed)>) -> Pass<'a> {
         Pass {
             target,
             job,

@@ -40,8 +40,8 @@ pub(crate) struct Chunks {
 }
 
 impl Chunks {
-    /// Reads the tables of all packs but those that are left out: the doomed ones, for writers. What is deleted meanwhile is
-    /// left out, too: each pack in the result existed after the call began.
+    /// Reads the tables of all packs but those that are left out: the doomed ones, for writers. What is deleted
+    /// meanwhile is left out, too: each pack in the result existed after the call began.
     pub fn load(target: &Target, left_out: impl Fn(&Name) -> bool) -> Result<Chunks, Error> {
         let mut chunks = Chunks::default();
         for (name, size) in target.store.list(prefix::PACKS)? {

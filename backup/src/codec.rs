@@ -1,10 +1,10 @@
 //! Digests, compression and encryption of what is stored.
 //!
-//! Two shapes: a *frame* is a chunk or page, proven by its digest; a *sealed* object is proven by a tag over itself, its
-//! kind and its name. Knows nothing about stores.
+//! Two shapes: a *frame* is a chunk or page, proven by its digest; a *sealed* object is proven by a tag over itself,
+//! its kind and its name. Knows nothing about stores.
 //!
-//! Invariants: nothing that is opened here is returned before it is proven. On an encrypted target all digests are keyed,
-//! and no unencrypted object is accepted. Objects cannot stand in for one another: kind and name, or digest, are
+//! Invariants: nothing that is opened here is returned before it is proven. On an encrypted target all digests are
+//! keyed, and no unencrypted object is accepted. Objects cannot stand in for one another: kind and name, or digest, are
 //! authenticated with each.
 
 use chacha20poly1305::aead::{Aead, Payload};

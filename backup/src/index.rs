@@ -1,10 +1,11 @@
 //! The index of a backup: which content its disk has, by digests in two levels.
 //!
-//! The index lists the digests of pages; a page lists the digests of its chunks. Holes have no digest at both levels and
-//! cost nothing. Pages are stored as chunks are, so an incremental backup, or a clone, stores only those that differ.
+//! The index lists the digests of pages; a page lists the digests of its chunks. Holes have no digest at both levels
+//! and cost nothing. Pages are stored as chunks are, so an incremental backup, or a clone, stores only those that
+//! differ.
 //!
-//! The content digest of a backup is the digest of its size, its chunk size, its page size and its pages' digests: a tree
-//! of two levels over the whole disk. Equal content of equal size on one target has the same digest.
+//! The content digest of a backup is the digest of its size, its chunk size, its page size and its pages' digests: a
+//! tree of two levels over the whole disk. Equal content of equal size on one target has the same digest.
 
 use serde::{Deserialize, Serialize};
 

@@ -49,7 +49,8 @@ impl Key {
         digits.map(|digits| Key(*digits.as_bytes())).ok_or_else(|| KeyError::NotAKey(path.to_owned()))
     }
 
-    /// Writes a new key file that only its owner may read; fails if it exists. Without this file nothing can be restored.
+    /// Writes a new key file that only its owner may read; fails if it exists. Without this file nothing can be
+    /// restored.
     pub fn write(&self, path: &Path) -> Result<(), KeyError> {
         let failed = |source| KeyError::File { attempt: "write", path: path.to_owned(), source };
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;

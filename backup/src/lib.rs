@@ -5,8 +5,8 @@
 //! disk and host they come from, and several hosts use one target at the same time without locks.
 //!
 //! [`Target`] is the door: [`Target::back_up`], [`Target::backups`], [`Reader`], [`Target::verify`], [`Target::prune`].
-//! Callers bring the disk as a [`Source`] and the time; nothing here has a clock. Retention is the caller's: it says which
-//! backups to remove.
+//! Callers bring the disk as a [`Source`] and the time; nothing here has a clock. Retention is the caller's: it says
+//! which backups to remove.
 //!
 //! What is on a target: `format`, `packs/` (chunks and pages, see `pack.rs`), `backups/` (indices, see `index.rs`) and
 //! `log/` (what counts, see `log.rs`). Everything is written once under a name that is never given out again.

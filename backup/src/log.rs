@@ -1,29 +1,29 @@
 //! The log of a target: the one order in which backups are published and objects are given up.
 //!
-//! Entries are objects with successive numbers, created only if the number is free, so a host that appends entry n + 1 has
-//! seen all entries up to n, or fails and looks again. No lock, no lease and no clock is part of it. An entry is either a
-//! published backup, or the whole state, which a prune appends; entries before a state are then deleted.
+//! Entries are objects with successive numbers, created only if the number is free, so a host that appends entry n + 1
+//! has seen all entries up to n, or fails and looks again. No lock, no lease and no clock is part of it. An entry is
+//! either a published backup, or the whole state, which a prune appends; entries before a state are then deleted.
 //!
-//! What is published: a backup exists if the log says so. What is doomed: a state lists objects that no backup refers to
-//! and that are going to be deleted.
+//! What is published: a backup exists if the log says so. What is doomed: a state lists objects that no backup refers
+//! to and that are going to be deleted.
 //!
 //! **Invariant.** At each number, every chunk of every published backup is in a pack that is durable and not doomed.
 //!
-//! - *Publishing keeps it.* The writer found each chunk in a pack that existed; at the number before its own no such pack
-//!   is doomed and, if there was a state meanwhile, each exists still. Only doomed packs are deleted, and names are never
-//!   given out again, so a pack that exists and is not doomed has never been doomed.
-//! - *A state keeps it.* The pruner dooms a pack only if, at the number before its own, each chunk of each published backup
-//!   has a place in another pack that it read, and that is not doomed.
+//! - *Publishing keeps it.* The writer found each chunk in a pack that existed; at the number before its own no such
+//!   pack is doomed and, if there was a state meanwhile, each exists still. Only doomed packs are deleted, and names
+//!   are never given out again, so a pack that exists and is not doomed has never been doomed.
+//! - *A state keeps it.* The pruner dooms a pack only if, at the number before its own, each chunk of each published
+//!   backup has a place in another pack that it read, and that is not doomed.
 //! - *Deletion keeps it*, since only what a confirmed state dooms is deleted.
 //! - An object leaves the list of doomed ones only when it was found not to exist.
 //!
-//! **A number that is free because its entry was deleted** would break the order: a host that slept could create it again.
-//! Three rules prevent it, all by name, so that a late listing cannot hurt:
+//! **A number that is free because its entry was deleted** would break the order: a host that slept could create it
+//! again. Three rules prevent it, all by name, so that a late listing cannot hurt:
 //!
 //! 1. Entries are deleted in ascending order, from the oldest state on.
 //! 2. An append counts for the host that made it if the marked state that it started from exists after the append: then
-//!    nothing behind that state had been deleted, and the number was never taken before. Otherwise the host reads the log
-//!    again, and appends again if its entry is not there.
+//!    nothing behind that state had been deleted, and the number was never taken before. Otherwise the host reads the
+//!    log again, and appends again if its entry is not there.
 //! 3. A reader starts from a state that is *marked*: an object whose name has the number and the id of the entry. The
 //!    pruner creates it when its append counts, and before it deletes anything. An entry of a host that slept is never
 //!    marked, so no reader starts from one.
@@ -166,8 +166,8 @@ impl View {
         self.latest == other.latest
     }
 
-    /// Appends a change that is right for the state that this view shows. After an error the change may be in the log or
-    /// not.
+    /// Appends a change that is right for the state that this view shows. After an error the change may be in the log
+    /// or not.
     pub fn append(&self, target: &Target, change: Change) -> Result<Appended, Error> {
         let number = self.last + 1;
         let name = Name::log(target.id(), number);

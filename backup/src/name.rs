@@ -1,8 +1,8 @@
 //! Names of objects.
 //!
-//! Only lower-case letters, digits, dashes and slashes: no two names differ only in case, none leaves its directory, and
-//! none is changed by a file server. Every name but `format` and those of the log contains a random id, so it is never
-//! given out twice.
+//! Only lower-case letters, digits, dashes and slashes: no two names differ only in case, none leaves its directory,
+//! and none is changed by a file server. Every name but `format` and those of the log contains a random id, so it is
+//! never given out twice.
 
 use std::fmt;
 

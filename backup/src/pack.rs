@@ -1,7 +1,7 @@
 //! Packs: objects into which frames of chunks and pages are gathered, with a table of them in front.
 //!
-//! Magic, length of the sealed table, table, frames. The table is read with one call, and says how long the object is: one
-//! that is cut off is noticed without reading it. Knows nothing of backups.
+//! Magic, length of the sealed table, table, frames. The table is read with one call, and says how long the object is:
+//! one that is cut off is noticed without reading it. Knows nothing of backups.
 
 use crate::codec::{Codec, Damage, Kind};
 use crate::id::{Digest, Id};

@@ -3,8 +3,8 @@
 //! 1. Delete what an earlier prune has doomed and not deleted; what is gone leaves the list.
 //! 2. Read the log, the tables of packs, and the pages of all backups that stay.
 //! 3. Copy the chunks that are needed from packs that are mostly unneeded into new ones. A crash leaves orphans.
-//! 4. Append the new state: without the removed backups, with doomed objects and orphans. If others appended first, begin
-//!    again with 2. A crash leaves doomed objects to the next prune.
+//! 4. Append the new state: without the removed backups, with doomed objects and orphans. If others appended first,
+//!    begin again with 2. A crash leaves doomed objects to the next prune.
 //! 5. Delete doomed objects, and log entries before the state.
 //!
 //! An *orphan* is referred to by no backup: of a running backup, or of one that died. Nothing proves which, so it is
@@ -66,8 +66,8 @@ struct Decision {
 }
 
 impl Target {
-    /// Removes backups and what is not needed any more. The backups are removed when the new state is in the log; what is
-    /// deleted behind it may be left to the next prune, as after a crash.
+    /// Removes backups and what is not needed any more. The backups are removed when the new state is in the log; what
+    /// is deleted behind it may be left to the next prune, as after a crash.
     pub fn prune(&self, prune: &Prune, control: &mut Control<'_>) -> Result<Pruned, Error> {
         let mut view = View::load(self)?;
         let mut moved = 0;
@@ -167,8 +167,8 @@ impl Target {
         Ok(Decision { state, removed, moved })
     }
 
-    /// Decides for each pack whether it stays, is doomed, is an orphan, or gives up what is needed to a new one. Returns
-    /// the bytes that were sent.
+    /// Decides for each pack whether it stays, is doomed, is an orphan, or gives up what is needed to a new one.
+    /// Returns the bytes that were sent.
     fn judge_packs(
         &self,
         chunks: &Chunks,
@@ -198,8 +198,8 @@ impl Target {
         Ok(packer.bytes_sent)
     }
 
-    /// What each pack has. Of several copies of a needed frame the first sound one counts: a writer that was sent a chunk
-    /// again because of damage must not lose it to the damaged copy.
+    /// What each pack has. Of several copies of a needed frame the first sound one counts: a writer that was sent a
+    /// chunk again because of damage must not lose it to the damaged copy.
     fn weigh_packs(&self, chunks: &Chunks, referred: &Referred) -> Result<Vec<Pack>, Error> {
         let mut chosen: HashMap<Digest, Place> = HashMap::new();
         let mut damaged: HashSet<u32> = HashSet::new();

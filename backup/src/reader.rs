@@ -1,7 +1,7 @@
 //! Reading a backup: at any offset, with a cache, and as a whole, in order.
 //!
-//! Knows nothing of the log: a backup can be read as long as its index and packs are there, also while a prune moves its
-//! chunks. Every byte that is returned has been proven by its digest.
+//! Knows nothing of the log: a backup can be read as long as its index and packs are there, also while a prune moves
+//! its chunks. Every byte that is returned has been proven by its digest.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -58,8 +58,8 @@ impl Run {
 }
 
 impl Reader {
-    /// Opens a backup. `cache` bounds the bytes of content that random reads keep. In addition 60 bytes of memory for each
-    /// chunk on the target, and 32 for each page of the disk.
+    /// Opens a backup. `cache` bounds the bytes of content that random reads keep. In addition 60 bytes of memory for
+    /// each chunk on the target, and 32 for each page of the disk.
     pub fn open(target: &Target, backup: Id, cache: usize) -> Result<Reader, Error> {
         let index = Index::read(target, backup)?;
         let chunks = Mutex::new(Arc::new(Chunks::load(target, |_| false)?));

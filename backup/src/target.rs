@@ -1,11 +1,12 @@
 //! A target: an object store with a `format` object, opened with its key.
 //!
 //! Knows the format object and nothing of what else is stored. It has three lines: the parameters as JSON, a digest of
-//! them against damage, and on an encrypted target a keyed digest by which a wrong key is refused before anything else is
-//! read or written.
+//! them against damage, and on an encrypted target a keyed digest by which a wrong key is refused before anything else
+//! is read or written.
 //!
-//! Creation writes the first entry of the log, whose name contains the random id of the target, then the format: a target
-//! that opens has a log, and a creation that was interrupted or that lost against another leaves nothing that counts.
+//! Creation writes the first entry of the log, whose name contains the random id of the target, then the format: a
+//! target that opens has a log, and a creation that was interrupted or that lost against another leaves nothing that
+//! counts.
 
 use std::sync::Arc;
 
@@ -40,7 +41,7 @@ pub struct Layout {
 }
 
 impl Default for Layout {
-    /// The sizes that were measured; see the decision page of the format.
+    /// For disks of machines; the reasons are in decision 0057.
     fn default() -> Layout {
         Layout { chunk: 64 << 10, page: 1024, pack: 16 << 20, level: 1 }
     }

@@ -1,4 +1,5 @@
-//! Verification: every byte of every pack and index is read and proven, and damage is named by the backups that it costs.
+//! Verification: every byte of every pack and index is read and proven, and damage is named by the backups that it
+//! costs.
 //!
 //! Nothing is written. May run during backups and prunes: what appears meanwhile is not looked at, and what disappears
 //! with a prune is no damage.

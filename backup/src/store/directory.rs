@@ -4,9 +4,9 @@
 //! where the file system has none (NFS), by a hard link. Then the directory is synced. Knows nothing of what objects
 //! contain.
 //!
-//! Invariants: the root is held open, so a mount that goes away is an error and never another directory. A temporary name
-//! is random and used once. A temporary file that someone removes costs its writer a second attempt and nothing else, so
-//! no proof of a writer's death is needed to remove one.
+//! Invariants: the root is held open, so a mount that goes away is an error and never another directory. A temporary
+//! name is random and used once. A temporary file that someone removes costs its writer a second attempt and nothing
+//! else, so no proof of a writer's death is needed to remove one.
 
 use std::fs::File;
 use std::io::{self, Write};

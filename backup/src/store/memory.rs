@@ -1,8 +1,8 @@
-//! A store in memory for tests: it crashes, fails, loses names that were not synced, leaves temporary files, answers late
-//! and lists late, each when a test wants it.
+//! A store in memory for tests: it crashes, fails, loses names that were not synced, leaves temporary files, answers
+//! late and lists late, each when a test wants it.
 //!
-//! Several handles are several hosts on one target. Knows nothing of what objects contain. The order of steps in a `put` is
-//! that of `directory.rs`: temporary file, its sync, its name, the sync of the directory.
+//! Several handles are several hosts on one target. Knows nothing of what objects contain. The order of steps in a
+//! `put` is that of `directory.rs`: temporary file, its sync, its name, the sync of the directory.
 
 use std::collections::BTreeMap;
 use std::fmt;

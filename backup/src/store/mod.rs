@@ -1,7 +1,7 @@
 //! The object store below a target: whole objects under names, written once.
 //!
-//! Five calls, which a directory, a mount of NFS or SMB, and S3 with conditional writes can offer. Knows nothing of what
-//! objects contain.
+//! Five calls, which a directory, a mount of NFS or SMB, and S3 with conditional writes can offer. Knows nothing of
+//! what objects contain.
 //!
 //! The contract, on which the proof in `log.rs` rests:
 //!
@@ -23,8 +23,8 @@ use crate::name::Name;
 
 /// A store of whole objects. See the head of the file for what each call guarantees.
 pub trait ObjectStore: Send + Sync {
-    /// Creates an object; durable when it returns. Fails with [`StoreErrorKind::Exists`] if the name is taken. After any
-    /// other failure the object may be there or not; it is never there in part.
+    /// Creates an object; durable when it returns. Fails with [`StoreErrorKind::Exists`] if the name is taken. After
+    /// any other failure the object may be there or not; it is never there in part.
     fn put(&self, name: &Name, bytes: &[u8]) -> Result<(), StoreError>;
 
     /// Reads a range of an object; fewer bytes if the object ends within it.
@@ -33,8 +33,8 @@ pub trait ObjectStore: Send + Sync {
     /// The size of an object in bytes.
     fn size(&self, name: &Name) -> Result<u64, StoreError>;
 
-    /// Names and sizes of all objects whose name begins with `prefix`, in the order of names. Names that are not ours are
-    /// left out.
+    /// Names and sizes of all objects whose name begins with `prefix`, in the order of names. Names that are not ours
+    /// are left out.
     fn list(&self, prefix: &str) -> Result<Vec<(Name, u64)>, StoreError>;
 
     /// Deletes an object; durable when it returns. An object that does not exist is no error.
@@ -108,8 +108,8 @@ pub(crate) fn get_all(store: &dyn ObjectStore, name: &Name) -> Result<Vec<u8>, S
     store.get(name, 0..size)
 }
 
-/// Creates an object whose bytes contain a random id, so that equal bytes under the name are ours: an answer may be lost,
-/// and the repeated call then finds its own object.
+/// Creates an object whose bytes contain a random id, so that equal bytes under the name are ours: an answer may be
+/// lost, and the repeated call then finds its own object.
 pub(crate) fn put_own(store: &dyn ObjectStore, name: &Name, bytes: &[u8]) -> Result<bool, StoreError> {
     match store.put(name, bytes) {
         Ok(()) => Ok(true),

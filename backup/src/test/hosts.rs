@@ -1,8 +1,8 @@
 //! Two hosts on one target, whose calls are interleaved.
 //!
 //! One host runs at a time; before each call a script decides whether the other one is next. Exhaustive for up to two
-//! switches and all pairs of acts; with a seed for more switches, crashes and late listings. Invariants checked: those of
-//! the module above.
+//! switches and all pairs of acts; with a seed for more switches, crashes and late listings. Invariants checked: those
+//! of the module above.
 
 use std::sync::Condvar;
 

@@ -1,8 +1,8 @@
 //! Tests of the whole crate: a world of hosts on one target, and what must hold after anything that happens to them.
 //!
 //! Invariants checked by [`World::check`]: every published backup restores bit for bit to the moment that it claims; a
-//! backup that was acknowledged and not removed is published; a verification is clean; a repeated backup succeeds; after
-//! prunes nothing is left that no backup refers to.
+//! backup that was acknowledged and not removed is published; a verification is clean; a repeated backup succeeds;
+//! after prunes nothing is left that no backup refers to.
 
 #![allow(clippy::cast_possible_truncation, reason = "images of tests have a few KiB")]
 

@@ -102,8 +102,8 @@ struct Finished {
 impl Target {
     /// Makes a backup. It counts when this returns, and not before; after an error of the last step it may count.
     ///
-    /// Memory: for each thread 8 windows of 1 MiB (or of a chunk, if that is larger), three packs, and 60 bytes for each
-    /// chunk on the target.
+    /// Memory: for each thread 8 windows of 1 MiB (or of a chunk, if that is larger), three packs, and 60 bytes for
+    /// each chunk on the target.
     pub fn back_up(&self, job: &Job<'_>, control: &mut Control<'_>) -> Result<Record, Error> {
         for _ in 0..PASSES {
             let view = View::load(self)?;

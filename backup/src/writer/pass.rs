@@ -1,7 +1,7 @@
 //! One pass over a source: which chunks are holes, unchanged, known or new, in windows of 1 MiB.
 //!
-//! Knows nothing about the log. Reading the next windows overlaps with digests and compression of the last ones, and with
-//! the put of a pack; with one thread all happens in the caller's, in order.
+//! Knows nothing about the log. Reading the next windows overlaps with digests and compression of the last ones, and
+//! with the put of a pack; with one thread all happens in the caller's, in order.
 
 use std::ops::Range;
 

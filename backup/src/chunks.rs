@@ -203,7 +203,7 @@ impl Packer {
         Ok(true)
     }
 
-    /// Adds a page.
+    /// Adds a page of an index to the pack under construction, or to the next one.
     pub fn push_page(&mut self, target: &Target, digest: &Digest, page: &[u8]) -> Result<(), Error> {
         let bytes = target.codec.frame(&mut self.compressor, Kind::Page, digest, page);
         let content = u32::try_from(page.len()).unwrap_or(u32::MAX);

@@ -15,6 +15,7 @@
 
 mod chunks;
 mod codec;
+mod create;
 mod error;
 mod id;
 mod index;

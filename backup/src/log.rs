@@ -119,7 +119,7 @@ pub(crate) fn begin(target: &Target) -> Result<(), Error> {
 }
 
 impl View {
-    /// Reads the log.
+    /// Reads the log from its latest marked state on.
     pub fn load(target: &Target) -> Result<View, Error> {
         for _ in 0..READS {
             if let Some(view) = View::try_load(target)? {

@@ -16,10 +16,9 @@ use crate::codec::{Codec, Kind};
 use crate::error::{Error, damaged};
 use crate::id::{Digest, Id};
 use crate::key::Key;
-use crate::log;
 use crate::name::Name;
 use crate::planted::Bug;
-use crate::store::{ObjectStore, get_all, is_missing, put_own};
+use crate::store::{ObjectStore, get_all, is_missing};
 
 /// The latest version of the format.
 const VERSION: u64 = 1;
@@ -82,8 +81,12 @@ impl std::fmt::Debug for Target {
 }
 
 impl Target {
-    /// Makes an empty store a target, encrypted if a key is given. An interrupted creation can be repeated.
-    pub fn create(store: Arc<dyn ObjectStore>, layout: Layout, key: Option<&Key>) -> Result<Target, Error> {
+    /// A target that does not exist yet in its store, and the text of its `format` object, which makes it one.
+    pub(crate) fn prepare(
+        store: Arc<dyn ObjectStore>,
+        layout: Layout,
+        key: Option<&Key>,
+    ) -> Result<(Target, String), Error> {
         check_layout(&layout).map_err(|what| Error::Invalid(what.to_owned()))?;
         match store.size(&Name::format()) {
             Ok(_) => return Err(Error::TargetExists),
@@ -95,11 +98,7 @@ impl Target {
         let codec = Codec::new(format.id, key, format.layout.level);
         let text = encode(&format, &codec).map_err(|what| Error::Invalid(what.to_string()))?;
         let target = Target { store, codec: Arc::new(codec), id: format.id, layout: format.layout, bug: None };
-        log::begin(&target)?;
-        if !put_own(&*target.store, &Name::format(), text.as_bytes())? {
-            return Err(Error::TargetExists);
-        }
-        Ok(target)
+        Ok((target, text))
     }
 
     /// Opens a target. Nothing is written.

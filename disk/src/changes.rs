@@ -167,7 +167,7 @@ impl ChangeMap {
         }
     }
 
-    /// Its id.
+    /// The random id of this map.
     pub fn id(&self) -> MapId {
         self.spec.id
     }

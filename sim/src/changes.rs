@@ -18,9 +18,9 @@ use crate::media::{Media, Unwritten};
 use crate::oracle::{Legal, Oracle};
 use crate::planted::Planted;
 use crate::random::Random;
-use crate::run::Violation;
 use crate::saboteur::pages;
 use crate::sector::{SECTOR, Words, mix};
+use crate::violation::Violation;
 
 /// Bytes of a device with a map: those of the largest disk need less.
 const DEVICE: u64 = 64 << 10;

@@ -37,5 +37,6 @@ pub mod sibling;
 pub mod subclusters;
 pub mod subject;
 pub mod theme;
+mod violation;
 pub mod workload;
 pub mod wreck;

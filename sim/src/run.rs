@@ -17,7 +17,6 @@ mod read_back;
 mod rebase;
 mod steps;
 mod takeover;
-mod violation;
 mod windows;
 
 use std::collections::BTreeMap;
@@ -38,17 +37,15 @@ use crate::schedule::{Pace, Schedule};
 use crate::sector::{PART, PARTS, SECTOR, Word, words_of};
 use crate::sibling::Sibling;
 use crate::subject::{Device, Form, Start, Subject};
+use crate::violation::EVENTS_MAX;
+pub use crate::violation::Violation;
 use crate::workload::Op;
 use around::Around;
 use changes::Maps;
 use opening::Opening;
 use steps::ActiveVerb;
 pub use takeover::{Death, Next, take_over};
-pub use violation::Violation;
 pub use windows::around;
-
-/// More events than any workload has: a run with more does not end.
-const EVENTS_MAX: usize = 200_000;
 
 /// After this many file operations the disk drops its caches if it is idle.
 const FORGETS: u64 = 5;

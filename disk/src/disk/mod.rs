@@ -20,8 +20,8 @@
 //!
 //! [`Disk`] ties them together. This file begins and ends requests; `fast_path` (one operation on one file, as most
 //! requests are), `read`, `write`, `discard`, `unaligned` and `flush` do them, `tracking` has them wait for the map of
-//! changed blocks, `merge_steps` merges, `layers` changes the chain. None of these calls back: work that can continue is put into a queue (`queue`), and one loop takes it
-//! from there ([`Disk::work`]).
+//! changed blocks, `merge_steps` merges, `layers` changes the chain. None of these calls back: work that can continue
+//! is put into a queue (`queue`), and one loop takes it from there ([`Disk::work`]).
 
 mod active;
 mod budget;

@@ -48,7 +48,8 @@ const WHOLE: u8 = 16;
 pub enum MapState {
     /// It names each block that has changed.
     Kept,
-    /// It could not be written, and says so: a process that opens it refuses it. The disk does not track its changes any more.
+    /// It could not be written, and says so: a process that opens it refuses it. The disk does not track its changes
+    /// any more.
     Invalid,
     /// It could not be written, nor could that be written into it. Requests to regions without an intent wait until its
     /// owner has taken it away, durably, and calls [`Disk::abandon_map`](super::Disk::abandon_map).

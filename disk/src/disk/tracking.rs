@@ -70,7 +70,7 @@ impl<F: Format> Disk<F> {
         self.track(file, map)
     }
 
-    /// Goes on with the map of the last process that has written to the disk. Before the first request: what is not
+    /// Continues the map of the last process that has written to the disk. Before the first request: what is not
     /// recorded is not named.
     pub fn track(&mut self, file: FileId, map: ChangeMap) -> Result<(), ImageError> {
         self.check_map(file, &map)?;

@@ -2,9 +2,11 @@
 
 use disk::{FileId, ImageError, Status};
 
-use super::EVENTS_MAX;
 use crate::oracle::Illegal;
 use crate::reader::Unread;
+
+/// More events than any workload has: a run with more does not end.
+pub const EVENTS_MAX: usize = 200_000;
 
 /// A violation of an invariant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -68,7 +68,14 @@ impl Reader {
         let mut vbd = shared.clone().lock_owned().await;
         let plugged = match vbd.plugged {
             Some(plugged) => plugged,
-            None => *vbd.plugged.insert(make(&daemon, vdi).await.inspect_err(|_| daemon.readers.forget(vdi, &shared))?),
+            None => match make(&daemon, vdi).await {
+                Ok(made) => *vbd.plugged.insert(made),
+                Err(problem) => {
+                    drop(vbd);
+                    daemon.readers.forget(vdi, &shared);
+                    return Err(problem);
+                }
+            },
         };
         vbd.clients += 1;
         drop(vbd);
@@ -116,6 +123,9 @@ async fn make(daemon: &Daemon, vdi: Uuid) -> Result<Uuid, Problem> {
 
 /// Unplugs a VBD and removes it. What cannot be done now is left to the next daemon.
 async fn remove(daemon: &Daemon, vbd: Uuid) {
+    if daemon.tasks.is_stopping() {
+        return;
+    }
     let removed = async {
         let now = daemon.catalogue.read(move |view| view.find_vbd(vbd)).await?;
         let Some(now) = now else { return Ok(()) };

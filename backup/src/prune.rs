@@ -186,7 +186,9 @@ impl Target {
                 state.doomed.insert(name.clone());
             } else if live == 0 {
                 spare(state, name.clone());
-            } else if (pack.is_damaged || live < pack.len / 2) && self.move_live(name, pack, &mut packer, control)? {
+            } else if (pack.is_damaged || live.saturating_mul(2) < pack.len)
+                && self.move_live(name, pack, &mut packer, control)?
+            {
                 state.doomed.insert(name.clone());
             }
         }

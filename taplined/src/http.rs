@@ -51,7 +51,7 @@ use document::Document;
 
 pub use access::must_operate_vdi;
 pub use answer::Answers;
-pub use caller::Caller;
+pub use caller::{Caller, is_own};
 pub use document::text as openapi_text;
 pub use listener::{Listener, Signals, Unauthenticated, UnauthenticatedSlot, bind_local, bind_remote};
 

@@ -215,8 +215,8 @@ fn two_hosts_never_cost_each_other_a_backup() {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn two_hosts_never_cost_each_other_a_backup_exhaustively() {
-    exhaust(None, &all_pairs(), 1).unwrap();
+fn two_hosts_never_cost_each_other_a_backup_at_two_switches() {
+    exhaust(None, &all_pairs(), 11).unwrap();
 }
 
 #[test]

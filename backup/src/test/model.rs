@@ -112,7 +112,7 @@ fn random_histories_restore_bit_for_bit() {
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn many_random_histories_restore_bit_for_bit() {
-    for seed in 60..3000 {
+    for seed in (60..300).chain([704]) {
         episode(seed).unwrap_or_else(|what| panic!("seed {seed}: {what}"));
     }
 }

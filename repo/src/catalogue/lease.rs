@@ -123,6 +123,13 @@ impl Tx<'_> {
         let doing = if by.mode == Mode::ReadWrite { "written" } else { "read" };
         let (who, advice) = match self.find_task(by.holder)? {
             Some(task) => (format!("the task {} {}", task.verb, task.uuid), advice(&task)),
+            None if self.is_nbd_vbd(by.holder)? => {
+                let who = format!("clients of the daemon's NBD address (VBD {})", by.holder);
+                (who, "wait until they have disconnected, or disconnect them".into())
+            }
+            None if by.mode == Mode::ReadWrite => {
+                (format!("VBD {}", by.holder), "unplug that VBD first; to read the VDI, snapshot it".into())
+            }
             None => (format!("VBD {}", by.holder), "unplug that VBD first".into()),
         };
         Ok(Problem::new(Code::InUse, format!("VDI {vdi} is being {doing} by {who}")).advise(advice))

@@ -100,6 +100,11 @@ impl View<'_> {
         self.rows("SELECT vbd FROM nbd_vbd", [], |row| Ok(row.get::<_, Id>(0)?.0))
     }
 
+    /// Whether a VBD is for clients of the daemon's NBD address.
+    pub fn is_nbd_vbd(&self, vbd: Uuid) -> Result<bool, Problem> {
+        Ok(self.row("SELECT 1 FROM nbd_vbd WHERE vbd = ?1", [Id(vbd)], |_| Ok(()))?.is_some())
+    }
+
     /// A VBD; an error if there is none with this UUID.
     pub fn vbd(&self, uuid: Uuid) -> Result<Vbd, Problem> {
         self.find_vbd(uuid)?.ok_or_else(|| not_found(ObjectKind::Vbd, uuid))
@@ -211,8 +216,13 @@ impl Tx<'_> {
     pub fn add_nbd_vbd(&mut self, vdi: Uuid) -> Result<Vbd, Problem> {
         let vbd = Vbd { mode: Mode::ReadOnly, ..Vbd::unplugged(vdi, Transport::Nbd) };
         self.add_vbd(&vbd)?;
-        self.execute("INSERT INTO nbd_vbd VALUES (?1)", [Id(vbd.uuid)])?;
+        self.mark_nbd_vbd(vbd.uuid)?;
         Ok(vbd)
+    }
+
+    /// Marks a VBD as one for clients of the daemon's NBD address.
+    pub fn mark_nbd_vbd(&mut self, vbd: Uuid) -> Result<(), Problem> {
+        self.execute("INSERT OR IGNORE INTO nbd_vbd VALUES (?1)", [Id(vbd)]).map(drop)
     }
 
     /// Begins to plug an unserved VBD: it holds its VDI's lease from now on, excluding conflicting users.

@@ -51,6 +51,8 @@ pub struct Words {
     pub queues: u16,
     /// Whether it serves the disk read-only.
     pub read_only: bool,
+    /// Whether it serves clients of the daemon's NBD address: only for these an export is named.
+    pub for_nbd_address: bool,
 }
 
 impl Words {
@@ -69,7 +71,8 @@ impl Words {
         };
         let queues = words.iter().skip_while(|word| **word != b"--queues").nth(1);
         let queues = queues.and_then(|word| std::str::from_utf8(word).ok()?.parse().ok())?;
-        Some(Words { transport, queues, read_only: has("--read-only") })
+        let (read_only, for_nbd_address) = (has("--read-only"), has("--nbd-export"));
+        Some(Words { transport, queues, read_only, for_nbd_address })
     }
 }
 
@@ -114,9 +117,14 @@ mod test {
     #[test]
     fn a_process_is_described_by_its_command_line() {
         let of = |line: &str| Words::in_line(line.replace(' ', "\0").as_bytes());
-        let nbd = Words { transport: Transport::Nbd, queues: 1, read_only: true };
-        assert_eq!(of("tapline-disk serve raw:/a --nbd /x --control /y --queues 1 --handed --read-only"), Some(nbd));
-        let vhost = Words { transport: Transport::VhostUser, queues: 4, read_only: false };
+        let nbd = Words { transport: Transport::Nbd, queues: 1, read_only: true, for_nbd_address: false };
+        assert_eq!(
+            of("tapline-disk serve raw:/a --nbd /x --control /y --queues 1 --handed --read-only"),
+            Some(nbd.clone())
+        );
+        let line = "tapline-disk serve raw:/a --nbd /x --nbd-export y --control /y --queues 1 --handed --read-only";
+        assert_eq!(of(line), Some(Words { for_nbd_address: true, ..nbd }));
+        let vhost = Words { transport: Transport::VhostUser, queues: 4, read_only: false, for_nbd_address: false };
         assert_eq!(of("tapline-disk serve raw:/a --vhost-user /x --control /y --queues 4"), Some(vhost));
         assert_eq!(
             of("tapline-disk serve raw:/a --xen 1/xvda --control /y --queues 2").unwrap().transport,

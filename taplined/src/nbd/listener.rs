@@ -1,10 +1,13 @@
 //! The sockets of the NBD address: a Unix socket for this host, and TCP with TLS and tokens if configured.
+//!
+//! Each of the two has its own connection limit, so connections over TCP never delay those of this host.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::Problem;
+use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
@@ -13,10 +16,18 @@ use crate::background;
 use crate::certificate::Certificate;
 use crate::config::Config;
 use crate::daemon::Daemon;
-use crate::http::{Caller, Unauthenticated, bind_local, bind_remote};
+use crate::http::{Caller, Unauthenticated, bind_local, bind_remote, is_own};
 
 /// Pause after a failed accept, for example because of too many open files, which is temporary.
 const REST: Duration = Duration::from_millis(100);
+
+/// A peer that is gone without a word is noticed within about a minute, if nothing is being sent to it.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_COUNT: u32 = 3;
+
+/// How long a client may read nothing while there is data for it: a backup program may wait for its own storage.
+const USER_TIMEOUT_MS: u32 = 600_000;
 
 /// The listening sockets.
 #[derive(Debug)]
@@ -24,7 +35,10 @@ pub struct Listener {
     local: UnixListener,
     remote: Vec<TcpListener>,
     certificate: Option<Arc<Certificate>>,
-    connections: Arc<Semaphore>,
+    /// Whether the Unix socket is open to a group.
+    group: bool,
+    local_connections: Arc<Semaphore>,
+    remote_connections: Arc<Semaphore>,
     unauthenticated: Unauthenticated,
 }
 
@@ -42,7 +56,9 @@ impl Listener {
             local: bind_local(config, &config.nbd_socket())?,
             remote,
             certificate,
-            connections: Arc::new(Semaphore::new((most as usize).min(Semaphore::MAX_PERMITS))),
+            group: config.api.group.is_some(),
+            local_connections: room(most),
+            remote_connections: room(most),
             unauthenticated: Unauthenticated::among(most),
         })
     }
@@ -51,20 +67,24 @@ impl Listener {
     pub async fn serve(&self, daemon: &Daemon) {
         // Dropped with this future.
         let (_ending, ended) = watch::channel(());
-        loop {
-            // While all are in use, new connections wait in the sockets' queues.
-            let Ok(permit) = self.connections.clone().acquire_owned().await else { return };
-            let accepted = tokio::select! {
-                accepted = self.local.accept() => accepted.map(|(stream, _)| self.of_this_host(stream)),
-                accepted = self.accept_remote() => accepted.map(|(stream, peer)| self.of_another(stream, peer)),
-            };
-            match accepted {
-                Ok(Some(client)) => serve(client, daemon.clone(), permit, ended.clone()),
-                Ok(None) => {}
-                Err(error) => {
-                    tracing::warn!(%error, "a connection could not be accepted");
-                    tokio::time::sleep(REST).await;
-                }
+        tokio::join!(self.serve_local(daemon, &ended), self.serve_remote(daemon, &ended));
+    }
+
+    async fn serve_local(&self, daemon: &Daemon, ended: &watch::Receiver<()>) {
+        // While all connections are in use, new ones wait in the socket's queue.
+        while let Ok(permit) = self.local_connections.clone().acquire_owned().await {
+            match self.local.accept().await {
+                Ok((stream, _)) => serve(self.of_this_host(stream), daemon, permit, ended),
+                Err(error) => rest(&error).await,
+            }
+        }
+    }
+
+    async fn serve_remote(&self, daemon: &Daemon, ended: &watch::Receiver<()>) {
+        while let Ok(permit) = self.remote_connections.clone().acquire_owned().await {
+            match self.accept_remote().await {
+                Ok((stream, peer)) => serve(self.of_another(stream, peer), daemon, permit, ended),
+                Err(error) => rest(&error).await,
             }
         }
     }
@@ -85,15 +105,21 @@ impl Listener {
         }
     }
 
+    /// A user of this host, if it may use the API: root, the daemon's own user, and members of the socket's group.
     fn of_this_host(&self, stream: UnixStream) -> Option<Client> {
-        let uid = match stream.peer_cred() {
-            Ok(peer) => peer.uid(),
+        match stream.peer_cred() {
+            Ok(peer) if is_own(peer.uid()) || self.group => {
+                Some(Client::new(Box::new(stream), Admission::Granted(Caller::Local { uid: peer.uid() })))
+            }
+            Ok(peer) => {
+                tracing::warn!(uid = peer.uid(), "a user may not use the NBD address");
+                None
+            }
             Err(error) => {
                 tracing::warn!(%error, "the peer's credentials could not be read");
-                return None;
+                None
             }
-        };
-        Some(Client::new(Box::new(stream), Admission::Granted(Caller::Local { uid })))
+        }
     }
 
     /// A client that has to prove who it is; `None` if too many of its address have not yet.
@@ -103,13 +129,37 @@ impl Listener {
             tracing::debug!(%peer, "too many connections without a token from one address");
             return None;
         };
-        stream.set_nodelay(true).ok()?;
-        Some(Client::new(Box::new(stream), Admission::ByToken { tls: certificate.current(), _slot: slot }))
+        if let Err(error) = set_options(&stream) {
+            tracing::debug!(%peer, %error, "a connection has ended at once");
+            return None;
+        }
+        Some(Client::new(Box::new(stream), Admission::ByToken { tls: certificate.current(), peer, _slot: slot }))
     }
 }
 
+/// A limit on the number of connections.
+fn room(connections: u32) -> Arc<Semaphore> {
+    Arc::new(Semaphore::new((connections as usize).min(Semaphore::MAX_PERMITS)))
+}
+
+fn set_options(stream: &TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEPALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(stream, KEEPALIVE_COUNT)?;
+    Ok(sockopt::set_tcp_user_timeout(stream, USER_TIMEOUT_MS)?)
+}
+
+async fn rest(error: &std::io::Error) {
+    tracing::warn!(%error, "a connection could not be accepted");
+    tokio::time::sleep(REST).await;
+}
+
 /// Serves a client in a task of its own.
-fn serve(client: Client, daemon: Daemon, permit: OwnedSemaphorePermit, mut ended: watch::Receiver<()>) {
+fn serve(client: Option<Client>, daemon: &Daemon, permit: OwnedSemaphorePermit, ended: &watch::Receiver<()>) {
+    let Some(client) = client else { return };
+    let (daemon, mut ended) = (daemon.clone(), ended.clone());
     background::spawn(async move {
         let served = tokio::select! {
             served = client.serve(&daemon) => served,

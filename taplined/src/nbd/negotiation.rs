@@ -6,14 +6,16 @@
 //! client has no more memory here than one option and one piece of data in each direction.
 
 use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{Code, Problem, Secret};
+use api::{Code, Problem, Requester, Secret};
 use nbd::wire::{self, OptionHeader};
 use repo::View;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
+use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use uuid::Uuid;
@@ -23,14 +25,14 @@ use super::reader::Reader;
 use crate::daemon::Daemon;
 use crate::http::{Caller, UnauthenticatedSlot, must_operate_vdi};
 
-/// Time limit for each message of a client before it has named an export, and for TLS.
+/// Time limit for each message of a client, to it and from it, before requests begin.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Maximum bytes of data of an option: a name and several queries, each up to [`wire::STRING_MAX`].
-const DATA_MAX: u32 = 64 << 10;
+/// Time for a client over TCP to name an export with a valid token, for all that comes before.
+const ANONYMOUS: Duration = Duration::from_secs(60);
 
-/// Maximum number of options: a client needs about ten.
-const OPTIONS_MAX: usize = 1024;
+/// Maximum bytes of data of an option: a name and several queries, each up to [`wire::STRING_MAX`].
+const DATA_MAX: u32 = 16 << 10;
 
 /// Bytes forwarded at a time.
 const PIECE: usize = 256 << 10;
@@ -51,6 +53,8 @@ pub enum Admission {
     ByToken {
         /// The settings of TLS.
         tls: Arc<ServerConfig>,
+        /// Where it connects from.
+        peer: SocketAddr,
         /// Its place among the connections without a token.
         _slot: UnauthenticatedSlot,
     },
@@ -61,11 +65,29 @@ pub struct Client {
     stream: Box<dyn Stream>,
     admission: Admission,
     is_encrypted: bool,
+    /// By when it must have named an export; `None` once it has, and for a user of this host.
+    anonymous_until: Option<Instant>,
     flags: u32,
-    /// The options that change the shape of replies, in their order.
-    shapes: Vec<u32>,
-    options: usize,
+    replies: Replies,
+    contexts: Option<Contexts>,
     export: Option<Export>,
+}
+
+/// The shape of replies to requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Replies {
+    Simple,
+    Structured,
+    Extended,
+}
+
+/// The contexts that a client has set: they count until requests begin, or until it sets others.
+struct Contexts {
+    /// The name of the export, and the queries.
+    name: Vec<u8>,
+    queries: Vec<u8>,
+    /// The replies with their numbers.
+    replies: Vec<(u32, Vec<u8>)>,
 }
 
 /// The export that a client has named last.
@@ -73,6 +95,8 @@ struct Export {
     /// The name, with the token.
     name: Vec<u8>,
     caller: Caller,
+    vdi: Uuid,
+    label: String,
     process: UnixStream,
     _reader: Reader,
 }
@@ -87,19 +111,46 @@ enum Next {
 impl Client {
     /// A client that has just connected.
     pub fn new(stream: Box<dyn Stream>, admission: Admission) -> Client {
-        Client { stream, admission, is_encrypted: false, flags: 0, shapes: Vec::new(), options: 0, export: None }
+        let must_hurry = matches!(admission, Admission::ByToken { .. });
+        Client {
+            stream,
+            admission,
+            is_encrypted: false,
+            anonymous_until: must_hurry.then(|| Instant::now() + ANONYMOUS),
+            flags: 0,
+            replies: Replies::Simple,
+            contexts: None,
+            export: None,
+        }
     }
 
     /// Serves the client until it disconnects or its token ends.
     pub async fn serve(mut self, daemon: &Daemon) -> io::Result<()> {
         self.greet().await?;
         loop {
-            match self.option(daemon).await? {
+            let caller = self.export.as_ref().map(|export| export.caller.clone());
+            let ended = async move {
+                match caller {
+                    Some(caller) => caller.ended().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let next = tokio::select! {
+                next = self.option(daemon) => next?,
+                () = ended => return Ok(()),
+            };
+            match next {
                 Next::Negotiate => {}
                 Next::Transmit => return self.transmit().await,
-                Next::Disconnect => return self.stream.shutdown().await,
+                Next::Disconnect => return timely(self.limit(), self.stream.shutdown()).await,
             }
         }
+    }
+
+    /// By when the next message must have been received or sent.
+    fn limit(&self) -> Instant {
+        let next = Instant::now() + PATIENCE;
+        self.anonymous_until.map_or(next, |until| until.min(next))
     }
 
     async fn greet(&mut self) -> io::Result<()> {
@@ -109,7 +160,7 @@ impl Client {
             option_magic: wire::OPTION_MAGIC.into(),
             flags: flags.into(),
         };
-        self.stream.write_all(greeting.as_bytes()).await?;
+        timely(self.limit(), self.stream.write_all(greeting.as_bytes())).await?;
         let mut flags = [0; 4];
         self.read(&mut flags).await?;
         self.flags = u32::from_be_bytes(flags);
@@ -122,8 +173,7 @@ impl Client {
 
     /// Reads exactly these bytes, and no byte behind them: those may belong to TLS.
     async fn read(&mut self, bytes: &mut [u8]) -> io::Result<()> {
-        let read = tokio::time::timeout(PATIENCE, self.stream.read_exact(bytes));
-        read.await.map_err(|_| io::Error::from(ErrorKind::TimedOut))?.map(drop)
+        timely(self.limit(), self.stream.read_exact(bytes)).await.map(drop)
     }
 
     /// Handles the next option.
@@ -131,9 +181,8 @@ impl Client {
         let mut header = [0; size_of::<OptionHeader>()];
         self.read(&mut header).await?;
         let header = OptionHeader::read_from_bytes(&header).map_err(|_| broken("an option has no header"))?;
-        self.options += 1;
-        if header.magic != wire::OPTION_MAGIC || header.len > DATA_MAX || self.options > OPTIONS_MAX {
-            return Err(broken("an option without its magic number, too long, or one too many"));
+        if header.magic != wire::OPTION_MAGIC || header.len > DATA_MAX {
+            return Err(broken("an option without its magic number, or with too much data"));
         }
         let (option, mut data) = (header.option.get(), vec![0; header.len.get() as usize]);
         self.read(&mut data).await?;
@@ -144,10 +193,7 @@ impl Client {
             wire::OPT_EXPORT_NAME if !is_open => Ok(Next::Disconnect),
             _ if !is_open => self.refuse(option, wire::REP_ERR_TLS_REQD, "this address is served with TLS only").await,
             wire::OPT_STRUCTURED_REPLY | wire::OPT_EXTENDED_HEADERS if data.is_empty() => {
-                self.shapes.push(option);
-                // An export that was named already has other replies.
-                self.export = None;
-                self.answer(option, wire::REP_ACK, &[]).await.map(|()| Next::Negotiate)
+                self.set_replies(option).await
             }
             wire::OPT_LIST if data.is_empty() => self.list(daemon).await,
             wire::OPT_EXPORT_NAME => match self.open(daemon, &data).await {
@@ -187,23 +233,30 @@ impl Client {
         };
         self.answer(option, wire::REP_ACK, &[]).await?;
         let plain = std::mem::replace(&mut self.stream, Box::new(tokio::io::empty()));
-        let encrypted = tokio::time::timeout(PATIENCE, TlsAcceptor::from(tls).accept(plain));
-        self.stream = Box::new(encrypted.await.map_err(|_| io::Error::from(ErrorKind::TimedOut))??);
-        self.is_encrypted = true;
-        self.shapes.clear();
+        let encrypted = timely(self.limit(), TlsAcceptor::from(tls).accept(plain));
+        self.stream = Box::new(encrypted.await?);
+        (self.is_encrypted, self.replies) = (true, Replies::Simple);
         Ok(())
     }
 
     async fn answer(&mut self, option: u32, kind: u32, data: &[u8]) -> io::Result<()> {
-        let header = wire::OptionReply {
-            magic: wire::OPTION_REPLY_MAGIC.into(),
-            option: option.into(),
-            kind: kind.into(),
-            len: wire::length(data).into(),
-        };
-        self.stream.write_all(header.as_bytes()).await?;
-        self.stream.write_all(data).await?;
-        self.stream.flush().await
+        let reply = reply(option, kind, data);
+        let limit = self.limit();
+        timely(limit, self.stream.write_all(&reply)).await?;
+        timely(limit, self.stream.flush()).await
+    }
+
+    /// NBD_OPT_STRUCTURED_REPLY and NBD_OPT_EXTENDED_HEADERS, which takes precedence.
+    async fn set_replies(&mut self, option: u32) -> io::Result<Next> {
+        if option == wire::OPT_STRUCTURED_REPLY && self.replies == Replies::Extended {
+            let why = "extended headers have been negotiated";
+            return self.refuse(option, wire::REP_ERR_EXT_HEADER_REQD, why).await;
+        }
+        let is_extended = option == wire::OPT_EXTENDED_HEADERS;
+        self.replies = if is_extended { Replies::Extended } else { Replies::Structured };
+        // They were named, and set, for other replies.
+        (self.export, self.contexts) = (None, None);
+        self.answer(option, wire::REP_ACK, &[]).await.map(|()| Next::Negotiate)
     }
 
     async fn refuse(&mut self, option: u32, kind: u32, why: &str) -> io::Result<Next> {
@@ -222,11 +275,13 @@ impl Client {
             Ok(vdis) => vdis,
             Err(problem) => return self.refuse(option, wire::REP_ERR_POLICY, &problem.detail).await,
         };
+        let mut listed = Vec::new();
         for vdi in vdis {
             let name = vdi.uuid.to_string();
             let data = [&wire::length(name.as_bytes()).to_be_bytes(), name.as_bytes(), vdi.name.as_str().as_bytes()];
-            self.answer(option, wire::REP_SERVER, &data.concat()).await?;
+            listed.push(reply(option, wire::REP_SERVER, &data.concat()));
         }
+        timely(self.limit(), self.stream.write_all(&listed.concat())).await?;
         self.answer(option, wire::REP_ACK, &[]).await.map(|()| Next::Negotiate)
     }
 
@@ -235,49 +290,70 @@ impl Client {
         let Some((name, rest)) = split_name(data) else {
             return self.refuse(option, wire::REP_ERR_INVALID, "the name of the export is cut off").await;
         };
-        let process = match self.open(daemon, name).await {
-            Ok(export) => &mut export.process,
-            Err(problem) => {
-                let kind = if problem.code == Code::NotFound { wire::REP_ERR_UNKNOWN } else { wire::REP_ERR_POLICY };
-                let advice = problem.advice.as_deref().map(|advice| format!("; {advice}")).unwrap_or_default();
-                return self.refuse(option, kind, &format!("{}{advice}", problem.detail)).await;
+        if option == wire::OPT_SET_META_CONTEXT {
+            self.contexts = None;
+        }
+        if let Err(problem) = self.open(daemon, name).await {
+            let kind = if problem.code == Code::NotFound { wire::REP_ERR_UNKNOWN } else { wire::REP_ERR_POLICY };
+            let advice = problem.advice.as_deref().map(|advice| format!("; {advice}")).unwrap_or_default();
+            return self.refuse(option, kind, &format!("{}{advice}", problem.detail)).await;
+        }
+        let Some(export) = &mut self.export else { return Err(broken("there is no export")) };
+        let mut replies = ask(&mut export.process, option, rest).await?;
+        for (kind, data) in &mut replies {
+            // The process describes its export by the path of the image.
+            let is_text = *kind == wire::REP_INFO && data.starts_with(&wire::INFO_DESCRIPTION.to_be_bytes());
+            if is_text {
+                data.truncate(2);
+                data.extend_from_slice(export.label.as_bytes());
             }
-        };
-        // The process has one export, which has the empty name too.
-        send_option(process, option, &[&0_u32.to_be_bytes(), rest].concat()).await?;
-        loop {
-            let Some(export) = &mut self.export else { return Err(broken("there is no export")) };
-            let (kind, data) = receive_reply(&mut export.process, option).await?;
-            self.answer(option, kind, &data).await?;
-            match kind {
-                wire::REP_ACK if option == wire::OPT_GO => return Ok(Next::Transmit),
-                wire::REP_ACK => return Ok(Next::Negotiate),
-                kind if kind & wire::REP_IS_ERROR != 0 => return Ok(Next::Negotiate),
-                _ => {}
+        }
+        for (kind, data) in &replies {
+            self.answer(option, *kind, data).await?;
+        }
+        let is_granted = replies.last().is_some_and(|(kind, _)| *kind == wire::REP_ACK);
+        match option {
+            wire::OPT_GO if is_granted => Ok(Next::Transmit),
+            wire::OPT_SET_META_CONTEXT if is_granted => {
+                self.contexts = Some(Contexts { name: name.to_owned(), queries: rest.to_owned(), replies });
+                Ok(Next::Negotiate)
             }
+            _ => Ok(Next::Negotiate),
         }
     }
 
     /// The export of this name, which is opened unless it is the last one that was named.
     async fn open(&mut self, daemon: &Daemon, name: &[u8]) -> Result<&mut Export, Problem> {
-        if self.export.as_ref().is_some_and(|export| export.name != name) {
-            self.export = None;
-        }
-        let export = match self.export.take() {
-            Some(export) => export,
+        let export = match self.export.take().filter(|export| export.name == name) {
+            Some(export) => {
+                // The caller's rights may have changed since.
+                must_operate_vdi(daemon, &export.caller, export.vdi).await?;
+                export
+            }
             None => {
                 let text = std::str::from_utf8(name)
                     .map_err(|_| Problem::new(Code::NotFound, "the name of the export is not UTF-8"))?;
                 let (caller, text) = self.caller(daemon, text)?;
-                let vdi = find(daemon, text.to_owned()).await?;
+                let Found { vdi, label } = find(daemon, text.to_owned()).await?;
                 must_operate_vdi(daemon, &caller, vdi).await?;
-                let reader = Reader::open(daemon, vdi).await?;
+                self.anonymous_until = None;
+                let requester = caller.requester().await;
+                self.log_opened(vdi, &requester);
+                let reader = Reader::open(daemon, vdi, requester).await?;
                 let failed = |error| Problem::failed(format_args!("connect to the disk process of VDI {vdi}"), error);
-                let process = connect(&reader, self.flags, &self.shapes).await.map_err(failed)?;
-                Export { name: name.to_owned(), caller, process, _reader: reader }
+                let contexts = self.contexts.as_ref().filter(|contexts| contexts.name == name);
+                let process = connect(&reader, self.flags, self.replies, contexts).await.map_err(failed)?;
+                Export { name: name.to_owned(), caller, vdi, label, process, _reader: reader }
             }
         };
         Ok(self.export.insert(export))
+    }
+
+    fn log_opened(&self, vdi: Uuid, requester: &Requester) {
+        match &self.admission {
+            Admission::Granted(_) => tracing::info!(%vdi, by = %requester, "a VDI is read over NBD"),
+            Admission::ByToken { peer, .. } => tracing::info!(%vdi, by = %requester, %peer, "a VDI is read over NBD"),
+        }
     }
 
     /// The caller, and the name of the export without the token.
@@ -300,30 +376,50 @@ impl Client {
         }
     }
 
-    /// Forwards requests and replies until one side disconnects or the token ends.
+    /// Forwards requests and replies until the disk process disconnects, as it does after the client, or the token ends.
     async fn transmit(self) -> io::Result<()> {
-        let Client { mut stream, admission, export, .. } = self;
-        let Some(Export { caller, mut process, _reader, .. }) = export else { return Ok(()) };
+        let Client { stream, admission, export, .. } = self;
+        let Some(Export { caller, process, _reader, .. }) = export else { return Ok(()) };
         // It has proven who it is.
         drop(admission);
+        let (from_client, mut to_client) = tokio::io::split(stream);
+        let (from_process, mut to_process) = process.into_split();
+        let requests = async {
+            tokio::io::copy_buf(&mut BufReader::with_capacity(PIECE, from_client), &mut to_process).await?;
+            to_process.shutdown().await?;
+            // The replies to what it has sent are still to come.
+            std::future::pending::<io::Result<()>>().await
+        };
+        let replies = async {
+            tokio::io::copy_buf(&mut BufReader::with_capacity(PIECE, from_process), &mut to_client).await?;
+            to_client.shutdown().await
+        };
         tokio::select! {
-            ended = tokio::io::copy_bidirectional_with_sizes(&mut stream, &mut process, PIECE, PIECE) => ended.map(drop),
+            ended = requests => ended,
+            ended = replies => ended,
             () = caller.ended() => Ok(()),
         }
     }
 }
 
+/// A VDI, and its name.
+struct Found {
+    vdi: Uuid,
+    label: String,
+}
+
 /// The VDI of this UUID or name.
-async fn find(daemon: &Daemon, name: String) -> Result<Uuid, Problem> {
+async fn find(daemon: &Daemon, name: String) -> Result<Found, Problem> {
     let found = move |view: &View<'_>| {
         let missing = || Problem::new(Code::NotFound, format!("there is no VDI '{}'", api::visible(&name)));
         if let Ok(uuid) = name.parse::<Uuid>() {
-            return Ok(view.find_vdi(uuid)?.ok_or_else(missing)?.uuid);
+            let vdi = view.find_vdi(uuid)?.ok_or_else(missing)?;
+            return Ok(Found { vdi: uuid, label: vdi.name.to_string() });
         }
         let named = view.vdis(None)?.into_iter().filter(|vdi| vdi.name.as_str() == name).map(|vdi| vdi.uuid);
         match named.collect::<Vec<_>>()[..] {
             [] => Err(missing().advise("give the UUID or the name of a VDI: tapline vdi list")),
-            [vdi] => Ok(vdi),
+            [vdi] => Ok(Found { vdi, label: name.clone() }),
             [one, other, ..] => {
                 let what = format!("several VDIs have the name '{name}', among them {one} and {other}");
                 Err(Problem::new(Code::NotFound, what).advise("give the UUID"))
@@ -334,18 +430,60 @@ async fn find(daemon: &Daemon, name: String) -> Result<Uuid, Problem> {
 }
 
 /// Connects to a disk process, and negotiates there what the client has negotiated here.
-async fn connect(reader: &Reader, flags: u32, shapes: &[u32]) -> io::Result<UnixStream> {
+async fn connect(reader: &Reader, flags: u32, replies: Replies, contexts: Option<&Contexts>) -> io::Result<UnixStream> {
     let mut process = UnixStream::connect(&reader.socket).await?;
     let mut greeting = [0; size_of::<wire::Greeting>()];
     process.read_exact(&mut greeting).await?;
     process.write_all(&flags.to_be_bytes()).await?;
-    for option in shapes {
-        send_option(&mut process, *option, &[]).await?;
-        if receive_reply(&mut process, *option).await?.0 != wire::REP_ACK {
+    let shape = match replies {
+        Replies::Simple => None,
+        Replies::Structured => Some(wire::OPT_STRUCTURED_REPLY),
+        Replies::Extended => Some(wire::OPT_EXTENDED_HEADERS),
+    };
+    if let Some(option) = shape {
+        send_option(&mut process, option, &[]).await?;
+        if receive_reply(&mut process, option).await?.0 != wire::REP_ACK {
             return Err(broken("the disk process does not have the shape of replies that the daemon has promised"));
         }
     }
+    if let Some(Contexts { queries, replies, .. }) = contexts {
+        if ask(&mut process, wire::OPT_SET_META_CONTEXT, queries).await? != *replies {
+            return Err(broken("the disk process has other contexts than before"));
+        }
+    }
     Ok(process)
+}
+
+/// Sends an option about the only export of a disk process; returns the replies, the last of which is an
+/// acknowledgement or an error.
+async fn ask(process: &mut UnixStream, option: u32, rest: &[u8]) -> io::Result<Vec<(u32, Vec<u8>)>> {
+    // It has the empty name too.
+    send_option(process, option, &[&0_u32.to_be_bytes(), rest].concat()).await?;
+    let mut replies = Vec::new();
+    loop {
+        let reply = receive_reply(process, option).await?;
+        let is_last = reply.0 == wire::REP_ACK || reply.0 & wire::REP_IS_ERROR != 0;
+        replies.push(reply);
+        if is_last {
+            return Ok(replies);
+        }
+    }
+}
+
+/// Fails if `work` is not done by then.
+async fn timely<T>(limit: Instant, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    tokio::time::timeout_at(limit, work).await.map_err(|_| io::Error::from(ErrorKind::TimedOut))?
+}
+
+/// A reply to an option.
+fn reply(option: u32, kind: u32, data: &[u8]) -> Vec<u8> {
+    let header = wire::OptionReply {
+        magic: wire::OPTION_REPLY_MAGIC.into(),
+        option: option.into(),
+        kind: kind.into(),
+        len: wire::length(data).into(),
+    };
+    [header.as_bytes(), data].concat()
 }
 
 async fn send_option(process: &mut UnixStream, option: u32, data: &[u8]) -> io::Result<()> {

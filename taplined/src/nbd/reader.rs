@@ -1,13 +1,15 @@
 //! VBDs through which clients of the NBD address read.
 //!
-//! Invariants: a VDI has at most one, which all of its clients share; it exists only while there is a client, or while
-//! it is being plugged for one or removed.
+//! Invariants: the clients of one VDI share a VBD, as long as that is plugged; it exists only while there is a client,
+//! or while it is being plugged for one or removed.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
-use api::{Code, Problem, Transport, VbdState};
+use api::{Problem, Requester, Transport, VbdState};
+use repo::catalogue::on_behalf_of;
 use tokio::sync::Mutex as AsyncMutex;
 use uuid::Uuid;
 
@@ -16,135 +18,117 @@ use crate::daemon::Daemon;
 use crate::disk::paths::DiskPaths;
 use crate::plug;
 
+/// Pause before another attempt to remove a VBD.
+const REST: Duration = Duration::from_secs(5);
+
 /// The VDIs that are being read.
 #[derive(Debug, Default)]
-pub struct Readers(Mutex<HashMap<Uuid, Shared>>);
+pub struct Readers(Mutex<HashMap<Uuid, Slot>>);
 
-/// The VBD of one VDI. Locked while it is plugged and while it is removed.
-type Shared = Arc<AsyncMutex<Vbd>>;
+/// The VBD of one VDI. Locked while one is plugged.
+type Slot = Arc<AsyncMutex<Weak<PluggedVbd>>>;
 
-#[derive(Debug, Default)]
-struct Vbd {
-    plugged: Option<Uuid>,
-    clients: usize,
+/// A plugged VBD. Dropped with its last client, it is removed.
+#[derive(Debug)]
+struct PluggedVbd {
+    daemon: Daemon,
+    vbd: Uuid,
 }
 
-/// A client of a VDI. Dropping the last one removes the VBD.
+/// A client of a VDI.
 #[derive(Debug)]
 pub struct Reader {
-    daemon: Daemon,
-    vdi: Uuid,
-    shared: Shared,
+    _vbd: Arc<PluggedVbd>,
     /// The socket of the disk process.
     pub socket: PathBuf,
 }
 
 impl Readers {
-    fn of(&self, vdi: Uuid) -> Shared {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(vdi).or_default().clone()
-    }
-
-    /// Forgets a VDI that no other client is about to read.
-    fn forget(&self, vdi: Uuid, shared: &Shared) {
+    fn slot(&self, vdi: Uuid) -> Slot {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // One in the map, one of the caller; a client that waits for it has another one.
-        if Arc::strong_count(shared) == 2 {
-            all.remove(&vdi);
-        }
+        // Others than those that are in use, or are being taken.
+        all.retain(|_, slot| Arc::strong_count(slot) > 1 || slot.try_lock().is_ok_and(|vbd| vbd.strong_count() > 0));
+        all.entry(vdi).or_default().clone()
     }
 }
 
 impl Reader {
     /// Plugs a VDI for a client, unless that is done for another one already. Continues to its end if the caller is
     /// gone.
-    pub async fn open(daemon: &Daemon, vdi: Uuid) -> Result<Reader, Problem> {
+    pub async fn open(daemon: &Daemon, vdi: Uuid, requester: Requester) -> Result<Reader, Problem> {
         let at_work = daemon.clone();
-        let opened = background::spawn(async move { Reader::plugged(at_work, vdi).await });
-        opened.await.map_err(|error| Problem::new(Code::Internal, format!("plugging VDI {vdi} ended: {error}")))?
+        let opened = background::spawn(on_behalf_of(requester, async move { Reader::plugged(at_work, vdi).await }));
+        opened.await.map_err(|error| Problem::failed(format_args!("plug VDI {vdi}"), error))?
     }
 
     async fn plugged(daemon: Daemon, vdi: Uuid) -> Result<Reader, Problem> {
-        let shared = daemon.readers.of(vdi);
-        let mut vbd = shared.clone().lock_owned().await;
-        let plugged = match vbd.plugged {
-            Some(plugged) => plugged,
-            None => match make(&daemon, vdi).await {
-                Ok(made) => *vbd.plugged.insert(made),
-                Err(problem) => {
-                    drop(vbd);
-                    daemon.readers.forget(vdi, &shared);
-                    return Err(problem);
-                }
-            },
+        let slot = daemon.readers.slot(vdi);
+        let mut known = slot.lock().await;
+        let shared = match known.upgrade() {
+            Some(shared) if shared.is_served().await? => shared,
+            // Somebody has unplugged it. Its clients end by themselves.
+            _ => {
+                let made = Arc::new(make(&daemon, vdi).await?);
+                *known = Arc::downgrade(&made);
+                made
+            }
         };
-        vbd.clients += 1;
-        drop(vbd);
-        let socket = DiskPaths::of(&daemon.config, plugged).transport(Transport::Nbd);
-        Ok(Reader { daemon, vdi, shared, socket })
+        let socket = DiskPaths::of(&daemon.config, shared.vbd).transport(Transport::Nbd);
+        Ok(Reader { _vbd: shared, socket })
     }
 }
 
-impl Drop for Reader {
+impl PluggedVbd {
+    async fn is_served(&self) -> Result<bool, Problem> {
+        let vbd = self.vbd;
+        let found = self.daemon.catalogue.read(move |view| view.find_vbd(vbd)).await?;
+        Ok(found.is_some_and(|vbd| matches!(vbd.state, VbdState::Plugged | VbdState::Restarting)))
+    }
+}
+
+impl Drop for PluggedVbd {
     fn drop(&mut self) {
-        let (daemon, vdi, shared) = (self.daemon.clone(), self.vdi, self.shared.clone());
-        background::spawn(async move {
-            let mut vbd = shared.lock().await;
-            vbd.clients = vbd.clients.saturating_sub(1);
-            if vbd.clients > 0 {
-                return;
-            }
-            if let Some(plugged) = vbd.plugged.take() {
-                remove(&daemon, plugged).await;
-            }
-            drop(vbd);
-            daemon.readers.forget(vdi, &shared);
-        });
+        background::spawn(remove(self.daemon.clone(), self.vbd));
     }
 }
 
 /// Creates a VBD and plugs it.
-async fn make(daemon: &Daemon, vdi: Uuid) -> Result<Uuid, Problem> {
+async fn make(daemon: &Daemon, vdi: Uuid) -> Result<PluggedVbd, Problem> {
     let vbd = daemon.catalogue.write(move |tx| tx.add_nbd_vbd(vdi)).await?.uuid;
-    let plugged = async {
-        let task = plug::plug(daemon, vbd).await?;
-        daemon.tasks.success_of(task.uuid).await
-    };
-    match plugged.await {
-        Ok(_) => Ok(vbd),
-        Err(problem) => {
-            remove(daemon, vbd).await;
-            Err(match problem.code {
-                Code::InUse => problem.advise("take a snapshot, and read that"),
-                _ => problem,
-            })
+    // Removed if the plug fails.
+    let made = PluggedVbd { daemon: daemon.clone(), vbd };
+    let task = plug::plug(daemon, vbd).await?;
+    daemon.tasks.success_of(task.uuid).await?;
+    Ok(made)
+}
+
+/// Unplugs a VBD and removes it, however often that must be tried. When the daemon stops, the next one does it.
+async fn remove(daemon: Daemon, vbd: Uuid) {
+    while !daemon.tasks.is_stopping() {
+        match try_to_remove(&daemon, vbd).await {
+            Ok(()) => return,
+            Err(_) if daemon.tasks.is_stopping() => return,
+            Err(problem) => {
+                tracing::warn!(%vbd, "a VBD of the NBD address could not be removed: {problem}; trying again");
+                tokio::time::sleep(REST).await;
+            }
         }
     }
 }
 
-/// Unplugs a VBD and removes it. What cannot be done now is left to the next daemon.
-async fn remove(daemon: &Daemon, vbd: Uuid) {
-    if daemon.tasks.is_stopping() {
-        return;
+async fn try_to_remove(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
+    let Some(now) = daemon.catalogue.read(move |view| view.find_vbd(vbd)).await? else { return Ok(()) };
+    if now.state != VbdState::Unplugged {
+        let task = plug::unplug(daemon, vbd, true).await?;
+        daemon.tasks.success_of(task.uuid).await?;
     }
-    let removed = async {
-        let now = daemon.catalogue.read(move |view| view.find_vbd(vbd)).await?;
-        let Some(now) = now else { return Ok(()) };
-        if now.state != VbdState::Unplugged {
-            let task = plug::unplug(daemon, vbd, true).await?;
-            daemon.tasks.success_of(task.uuid).await?;
-        }
-        plug::remove(daemon, vbd).await
-    };
-    if let Err(problem) = removed.await {
-        tracing::error!(%vbd, "a VBD of the NBD address could not be removed: {problem}");
-    }
+    plug::remove(daemon, vbd).await
 }
 
 /// Removes the VBDs that the previous daemon had for its clients, which are gone with it.
 pub async fn remove_left_over(daemon: &Daemon) -> Result<(), Problem> {
     for vbd in daemon.catalogue.read(|view| view.nbd_vbds()).await? {
-        let daemon = daemon.clone();
-        background::spawn(async move { remove(&daemon, vbd).await });
+        background::spawn(remove(daemon.clone(), vbd));
     }
     Ok(())
 }

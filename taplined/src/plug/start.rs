@@ -64,7 +64,9 @@ async fn start(
     mut handing: Handing,
     process: &mut Option<DiskProcess>,
 ) -> Result<Ready, Problem> {
-    let (transport, group) = (order.vbd.transport, daemon.plugs.group);
+    // Only the daemon connects for clients of its NBD address: it checks what they may read.
+    let group = daemon.plugs.group.filter(|_| !order.for_nbd_address);
+    let transport = order.vbd.transport;
     // Looked up each time: a disk may be plugged before its VM is started, and restarted after that.
     let guest = order.vbd.vm.and_then(|vm| crate::vm::user(&daemon.config, vm));
     let sockets = place.listen(transport, group, guest)?;

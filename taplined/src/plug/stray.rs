@@ -105,7 +105,7 @@ async fn try_adopt(
     let layers = layers.ok_or("it does not respond")?;
     let place = DiskPaths::of(&daemon.config, vbd);
     let identity = process.identity();
-    let transport = words.transport;
+    let (transport, for_nbd_address) = (words.transport, words.for_nbd_address);
     let known = daemon.catalogue.read(move |view| match view.find_vbd(vbd)? {
         Some(known) => Ok((known, true)),
         None => Ok((new(vbd, &vdi_of(view, &layers)?, &words), false)),
@@ -122,6 +122,9 @@ async fn try_adopt(
         }
         if !recorded {
             tx.add_vbd(&known)?;
+            if for_nbd_address {
+                tx.mark_nbd_vbd(vbd)?;
+            }
         }
         plugged(tx, vbd, identity, &place.shown(transport)?)
     });

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::json;
 use testkit::nbd::Command as Request;
-use testkit::nbd::wire::{Connection, OPTION_GO, option, request};
+use testkit::nbd::wire::{Connection, OPTION_GO, extended_request, option, request};
 use tokio_rustls::rustls::{ClientConnection, StreamOwned};
 
 use crate::harness::disks::{io, nbd, nothing_leaked, plug, processes, unplug, vbd, with_disks};
@@ -93,7 +93,7 @@ fn a_snapshot_is_read_beside_its_guest() {
 
     // Without the guest's disk: it is written to.
     let (kind, why) = choose(&mut connect(&daemon), &vdis[0]);
-    assert!(kind == POLICY && why.contains("take a snapshot, and read that"), "{why}");
+    assert!(kind == POLICY && why.contains("to read the VDI, snapshot it"), "{why}");
 
     for name in ["before", snapshot["uuid"].as_str().unwrap()] {
         holds(&uri(&daemon, name), 1).unwrap();
@@ -152,6 +152,60 @@ fn a_client_that_chooses_again_holds_only_its_last_choice() {
     assert_eq!(first_byte(&mut client).unwrap(), 0);
     drop(client);
     are_gone(&daemon, 0);
+}
+
+#[test]
+fn contexts_count_until_requests_begin() {
+    let (daemon, _) = with_disks("", &["one", "other"]);
+    let acknowledged = |client: &mut Connection, number: u32, data: &[u8]| {
+        client.option(number, data).unwrap();
+        loop {
+            let (kind, _) = client.option_reply().unwrap();
+            match kind {
+                3 | 4 => {}
+                kind => break assert_eq!(kind, ACK, "option {number}"),
+            }
+        }
+    };
+    let context = b"base:allocation";
+    let set = [&3_u32.to_be_bytes()[..], b"one", &1_u32.to_be_bytes(), &15_u32.to_be_bytes(), context].concat();
+    // Structured replies and extended headers.
+    for shape in [8, 11] {
+        let mut client = connect(&daemon);
+        acknowledged(&mut client, shape, &[]);
+        acknowledged(&mut client, 10, &set);
+        // INFO of another export does not change them.
+        acknowledged(&mut client, 6, &go("other"));
+        acknowledged(&mut client, OPTION_GO, &go("one"));
+        let kind = if shape == 8 {
+            client.request(Request::BlockStatus, 0, 5, 0, 4096).unwrap();
+            client.chunk().unwrap().kind
+        } else {
+            client.send(&extended_request(Request::BlockStatus, 0, 5, 0, 4096)).unwrap();
+            client.extended_chunk().unwrap().kind
+        };
+        assert_eq!(kind, if shape == 8 { 5 } else { 6 });
+    }
+    are_gone(&daemon, 0);
+}
+
+#[test]
+fn a_vbd_that_was_unplugged_by_force_is_replaced_and_removed() {
+    let (daemon, vdis) = with_disks("", &["one"]);
+    let mut first = reader(&daemon, "one");
+    let mut idle = connect(&daemon);
+    idle.option(6, &go("one")).unwrap();
+    while idle.option_reply().unwrap().0 == 3 {}
+    let vbd = daemon.get("/vbds").1[0]["uuid"].as_str().unwrap().to_owned();
+    daemon.done(daemon.post(&format!("/vbds/{vbd}/unplug"), json!({ "force": true })));
+    assert!(first_byte(&mut first).is_err());
+    // One client is left that has the old one.
+    let mut second = reader(&daemon, "one");
+    assert_eq!(first_byte(&mut second).unwrap(), 0);
+    assert_ne!(daemon.get("/vbds").1.as_array().unwrap().last().unwrap()["uuid"], vbd.as_str());
+    drop((first, idle, second));
+    are_gone(&daemon, 0);
+    plug(&daemon, &crate::harness::disks::vbd(&daemon, &vdis[0], "nbd"));
 }
 
 #[test]

@@ -10,7 +10,7 @@
 //!   bounded: at half of the bound the client flushes by itself.
 //! - Of two overlapping requests, one of which writes, the later one waits for the earlier one's answer. So nothing
 //!   that is sent again can undo a newer write, and no answered and flushed write is ever written again.
-//! - After a failed flush nothing is written, and no flush succeeds.
+//! - After a failed flush nothing is written, and no flush succeeds; so no two are in flight together.
 //! - The server is hostile: whatever it violates ends the connection with a [`Broken`].
 
 mod broken;
@@ -353,8 +353,9 @@ impl Client {
     fn may_send(&self, index: usize) -> bool {
         let Some(piece) = self.pieces.list.get(index).filter(|piece| piece.sent.is_none()) else { return false };
         let ready = match (piece.kind, piece.owner) {
-            // It covers what was answered on this connection only.
-            (Kind::Flush, _) => self.kept.are_here(),
+            // It covers what was answered on this connection only. Two are never in flight: a server reports a failed
+            // sync once, so that the other one could succeed over lost data.
+            (Kind::Flush, _) => self.kept.are_here() && (!self.pieces.is_flushing() || self.trusts_second_flush()),
             (Kind::Write | Kind::Zero, Owner::Op(_)) => {
                 let payload = if piece.kind == Kind::Write { piece.len } else { 0 };
                 let kept = self.kept.bytes() + self.pieces.writing();
@@ -363,6 +364,10 @@ impl Client {
             _ => true,
         };
         ready && self.pieces.is_free(index)
+    }
+
+    fn trusts_second_flush(&self) -> bool {
+        self.pieces.planted == Some(Planted::FlushesTogether)
     }
 
     /// Flushes if kept writes take half of their room.
@@ -391,7 +396,8 @@ impl Client {
     fn ended(&mut self, index: usize) {
         let Some(mut piece) = self.pieces.list.remove(index) else { return };
         let sent = piece.sent.take().unwrap_or_default();
-        let result = sent.error.map_or(Ok(()), Err);
+        let over = self.flush_failed && piece.kind == Kind::Flush && !self.trusts_second_flush();
+        let result = sent.error.or(over.then_some(FAILED)).map_or(Ok(()), Err);
         match (piece.owner, result) {
             (Owner::Allocation(number), _) if number == self.question => self.described = Some(sent.described),
             (Owner::Allocation(_), _) => {}

@@ -105,6 +105,11 @@ impl Pieces {
         self.list.iter().filter(|piece| piece.sent.is_some()).count()
     }
 
+    /// Whether a flush is in flight.
+    pub(super) fn is_flushing(&self) -> bool {
+        self.list.iter().any(|piece| piece.kind == Kind::Flush && piece.sent.is_some())
+    }
+
     /// The bytes of writes in flight, each of which is kept when it has been answered.
     pub(super) fn writing(&self) -> u64 {
         let sent = self.list.iter().filter(|piece| piece.sent.is_some() && matches!(piece.owner, Owner::Op(_)));

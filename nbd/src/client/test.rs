@@ -229,6 +229,21 @@ fn after_a_failed_flush_nothing_is_written() {
 }
 
 #[test]
+fn a_flush_of_the_guest_fails_with_the_clients_own_before_it() {
+    let mut client = up(false);
+    client.kept_max = 512;
+    push(&mut client, Action::Write { at: FileOffset(0), from: Segments::copy_of(&[1; 512]) });
+    client.receive(&simple(0, 1)).unwrap();
+    let sent = client.to_send().len();
+    client.sent(sent);
+    push(&mut client, Action::SyncData);
+    assert!(client.to_send().is_empty(), "two flushes are in flight");
+    client.receive(&simple(5, 2)).unwrap();
+    let results: Vec<_> = done(&mut client).into_iter().map(|done| done.result).collect();
+    assert_eq!(results, [Ok(()), Err(FileError::Failed(5))]);
+}
+
+#[test]
 fn what_waits_for_a_lost_server_can_be_failed() {
     let mut client = up(false);
     read(&mut client, 0, 8);

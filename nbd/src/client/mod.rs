@@ -48,7 +48,8 @@ use to_send::ToSend;
 
 /// Maximum number of requests in flight.
 pub const IN_FLIGHT_MAX: usize = 64;
-/// Maximum number of requests, in flight and waiting, at which an operation is accepted.
+/// Maximum number of requests of operations, in flight and waiting, at which an operation is accepted. Kept writes that
+/// are sent again do not count: no operation completes with them, so that nobody would try again.
 const WAITING_MAX: usize = 256;
 /// Larger transfers are split: this size, times the number in flight, is the memory for their payload.
 const PIECE: u64 = 1 << 20;
@@ -237,7 +238,7 @@ impl Client {
     /// Accepts an operation, or hands it back: there are too many, or no connection has been negotiated yet.
     pub fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
         let Some(export) = self.export else { return Err(op) };
-        if self.pieces.list.len() >= WAITING_MAX {
+        if self.pieces.of_operations() >= WAITING_MAX {
             return Err(op);
         }
         let key = self.next_key;

@@ -105,6 +105,11 @@ impl Pieces {
         self.list.iter().filter(|piece| piece.sent.is_some()).count()
     }
 
+    /// The number of requests of operations, in flight and waiting.
+    pub(super) fn of_operations(&self) -> usize {
+        self.list.iter().filter(|piece| matches!(piece.owner, Owner::Op(_))).count()
+    }
+
     /// Whether a flush is in flight.
     pub(super) fn is_flushing(&self) -> bool {
         self.list.iter().any(|piece| piece.kind == Kind::Flush && piece.sent.is_some())

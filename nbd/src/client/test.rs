@@ -244,6 +244,20 @@ fn a_flush_of_the_guest_fails_with_the_clients_own_before_it() {
 }
 
 #[test]
+fn kept_writes_take_no_room_from_operations() {
+    let mut client = up(false);
+    for cookie in 1..=300 {
+        push(&mut client, Action::Write { at: FileOffset(0), from: Segments::copy_of(&[1; 512]) });
+        client.receive(&simple(0, cookie)).unwrap();
+    }
+    client.disconnected();
+    read(&mut client, 0, 512);
+    client.connected();
+    client.receive(&[greeting(), unsupported(), go(4096, FLAGS, None)].concat()).unwrap();
+    read(&mut client, 0, 512);
+}
+
+#[test]
 fn what_waits_for_a_lost_server_can_be_failed() {
     let mut client = up(false);
     read(&mut client, 0, 8);

@@ -357,6 +357,8 @@ impl<S: Server> EventLoop<S> {
     fn settle(&mut self) -> usize {
         let count = self.done.len();
         if count == 0 {
+            // A client of a server may have room again although nothing has completed.
+            self.disk.retry(&mut self.engine);
             return 0;
         }
         let now = self.time();

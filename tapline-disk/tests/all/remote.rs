@@ -1,6 +1,6 @@
 //! Images at NBD servers: qemu-nbd, nbdkit and our own; servers that are killed and started again, and hostile ones.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Stdio};
 
@@ -240,6 +240,33 @@ fn what_cannot_be_used_is_refused_with_the_reason() {
     // A file of such a name is a file.
     let said = room.tapline("image info raw:nbd://small");
     assert!(said.err.contains("./nbd://small: there is no such file"), "{said:?}");
+}
+
+#[test]
+fn a_request_completes_after_more_kept_writes_than_there_is_room_for_requests() {
+    let room = Room::new();
+    room.done("image create raw:there.raw --size 64M");
+    let server = Server::nbdkit(&room, "file there.raw", "there");
+    let mut disk = Disk::serve(&room, &format!("{} --nbd at", uri("there")));
+    let at = format!("nbd+unix:///?socket={}", room.file("at").display());
+    // It flushes when it ends, so it must live on.
+    let mut guest = room.command("qemu-io");
+    let guest = guest.args(["-f", "raw", &at]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut guest = guest.spawn().unwrap();
+    let mut commands = guest.stdin.take().unwrap();
+    let mut lines = BufReader::new(guest.stdout.take().unwrap()).lines();
+    for n in 0..300 {
+        writeln!(commands, "write -P 5 {}k 4k", 8 * n).unwrap();
+        wait_for_line(&mut lines, "wrote 4096/4096");
+    }
+    drop(server);
+    disk.wait_for("connection lost");
+    writeln!(commands, "read -P 5 0 4k").unwrap();
+    let _server = Server::nbdkit(&room, "file there.raw", "there");
+    wait_for_line(&mut lines, "read 4096/4096");
+    drop(commands);
+    assert!(guest.wait().unwrap().success());
+    assert_eq!(disk.stop().0, Some(0));
 }
 
 #[test]

@@ -3,6 +3,9 @@
 //! It knows nothing about engines. Invariants: nothing blocks but the methods whose names begin with `wait`; while
 //! there is a connection that works, there is no timer.
 
+#[cfg(test)]
+mod test;
+
 use std::time::{Duration, Instant};
 
 use disk::{Allocation, FileDone, FileOp};
@@ -44,6 +47,9 @@ pub(super) struct Connection {
     pub(super) client: Client,
     uri: Uri,
     targets: Vec<Target>,
+    /// The one that was tried last. From the first negotiation on it stays: behind another address of the name there
+    /// may be another server, with an older state of the disk.
+    target: usize,
     state: State,
     /// Attempts to connect since the last connection that worked.
     attempts: u32,
@@ -69,6 +75,7 @@ impl Connection {
             client,
             uri,
             targets,
+            target: 0,
             state: State::Down(now),
             attempts: 0,
             lost: Some(now),
@@ -161,9 +168,11 @@ impl Connection {
     }
 
     fn connect(&mut self, now: Instant) {
-        let index = usize::try_from(self.attempts).unwrap_or(0) % self.targets.len().max(1);
+        if self.client.export().is_none() {
+            self.target = usize::try_from(self.attempts).unwrap_or(0) % self.targets.len().max(1);
+        }
         self.attempts = self.attempts.saturating_add(1);
-        let Some(target) = self.targets.get(index) else { return };
+        let Some(target) = self.targets.get(self.target) else { return };
         match Socket::begin(target) {
             Ok(socket) => {
                 self.unwatched = true;

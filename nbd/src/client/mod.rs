@@ -98,6 +98,8 @@ pub struct Client {
     kept: Kept,
     kept_max: u64,
     flush_failed: bool,
+    /// A request was answered on this connection.
+    answered: bool,
     done: Vec<FileDone>,
     /// The last question about allocation, and its answer.
     question: u64,
@@ -129,6 +131,7 @@ impl Client {
             kept: Kept::default(),
             kept_max: KEPT_MAX,
             flush_failed: false,
+            answered: false,
             done: Vec::new(),
             question: 0,
             described: None,
@@ -143,6 +146,16 @@ impl Client {
     /// Returns true if requests can be sent now.
     pub fn is_up(&self) -> bool {
         matches!(self.link, Link::Up(_))
+    }
+
+    /// Returns true if a request was answered on this connection.
+    pub fn has_answered(&self) -> bool {
+        self.answered
+    }
+
+    /// Returns true if the server works as far as one can know: it has answered, or has nothing to answer.
+    pub fn works(&self) -> bool {
+        self.is_up() && (self.answered || self.pieces.list.is_empty())
     }
 
     /// Returns true if no operation is pending.
@@ -163,6 +176,7 @@ impl Client {
 
     fn take_back(&mut self) {
         self.link = Link::Down;
+        self.answered = false;
         self.incoming.clear();
         self.out.clear();
         self.pieces.take_back();
@@ -396,6 +410,7 @@ impl Client {
     /// A request was answered.
     fn ended(&mut self, index: usize) {
         let Some(mut piece) = self.pieces.list.remove(index) else { return };
+        self.answered = true;
         let sent = piece.sent.take().unwrap_or_default();
         let over = self.flush_failed && piece.kind == Kind::Flush && !self.trusts_second_flush();
         let result = sent.error.or(over.then_some(FAILED)).map_or(Ok(()), Err);

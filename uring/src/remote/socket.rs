@@ -13,8 +13,8 @@ use nbd::uri::{Place, Uri};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send, socket_with,
-    sockopt,
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send,
+    shutdown, socket_with, sockopt,
 };
 
 /// After this time without a sign of life a connection over TCP is taken for lost: longer than a switch needs to start
@@ -74,6 +74,13 @@ impl Socket {
             Ok(()) | Err(Errno::INPROGRESS) => Ok(Socket(socket)),
             Err(errno) => Err(errno.into()),
         }
+    }
+
+    /// Ends the connection at once: the engine that watches it has the socket open too, so that dropping this alone would
+    /// leave the server with a client, perhaps the only one that it accepts.
+    pub(super) fn end(&self) {
+        // An error means that the connection has ended already.
+        drop(shutdown(&self.0, Shutdown::Both));
     }
 
     /// Returns whether it is connected by now, or why it cannot be.

@@ -1,10 +1,13 @@
 //! Servers of one name, and what a connection does when they end it. The time is a parameter: nothing waits.
 
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use disk::{Action, FileDone, FileId, FileOffset, FileOp, OpId};
+use memory::Segments;
 use nbd::client::Client;
 
 use super::super::socket::Target;
@@ -63,6 +66,40 @@ fn connection(servers: &[&Server], now: Instant) -> Connection {
     Connection::new(client, uri, servers.iter().map(|server| server.target()).collect(), |_| {}, now)
 }
 
+/// Connects, negotiates and loses the connection, if it is time to connect; returns the pause after that.
+fn lose(connection: &mut Connection, server: &Server, now: Instant, done: &mut Vec<FileDone>) -> Option<Duration> {
+    connection.turn(now, done);
+    let stream = server.negotiate()?;
+    connection.turn(now, done);
+    assert!(connection.client.is_up());
+    drop(stream);
+    connection.turn(now, done);
+    connection.sleeps(now)
+}
+
+#[test]
+fn a_server_that_only_negotiates_is_tried_less_and_less_and_given_up() {
+    let server = Server::new("negotiates");
+    let (mut now, mut done) = (Instant::now(), Vec::new());
+    let mut connection = connection(&[&server], now);
+    now += lose(&mut connection, &server, now, &mut done).unwrap();
+    let into = Segments::zeroed(512);
+    let op = FileOp { id: OpId(0), file: FileId(0), action: Action::Read { at: FileOffset(0), into } };
+    connection.push(op).unwrap();
+    connection.set_patience(Some(Duration::from_secs(60)));
+    let (mut pauses, begun) = (Vec::new(), now);
+    while let Some(pause) = lose(&mut connection, &server, now, &mut done).filter(|_| done.is_empty()) {
+        pauses.push(pause);
+        assert!(pauses.len() < 100, "it is not given up: {pauses:?}");
+        now += pause;
+    }
+    assert_eq!(done.len(), 1);
+    assert!((59..61).contains(&(now - begun).as_secs()), "{pauses:?}");
+    // The last one ends when the operation is given up.
+    pauses.pop();
+    assert!(pauses.is_sorted() && pauses.last() == Some(&Duration::from_secs(5)), "{pauses:?}");
+}
+
 #[test]
 fn after_a_loss_only_the_server_that_was_negotiated_with_is_tried() {
     let (one, other) = (Server::new("one"), Server::new("other"));
@@ -80,4 +117,21 @@ fn after_a_loss_only_the_server_that_was_negotiated_with_is_tried() {
         connection.turn(now, &mut Vec::new());
     }
     assert!(other.negotiate().is_none(), "the other server was connected to");
+}
+
+#[test]
+fn a_violation_closes_the_connection_although_the_engine_has_the_socket_too() {
+    let server = Server::new("violates");
+    let now = Instant::now();
+    let mut connection = connection(&[&server], now);
+    connection.turn(now, &mut Vec::new());
+    let mut stream = server.negotiate().unwrap();
+    let watched = connection.socket().unwrap().as_fd().try_clone_to_owned().unwrap();
+    stream.write_all(&[7; 16]).unwrap();
+    connection.turn(now, &mut Vec::new());
+    assert!(connection.socket().is_none());
+    // Without the end this would fail instead of waiting.
+    stream.set_nonblocking(true).unwrap();
+    stream.read_to_end(&mut Vec::new()).unwrap();
+    drop(watched);
 }

@@ -41,7 +41,7 @@ pub use piece::Described;
 use incoming::Incoming;
 use kept::Kept;
 use negotiation::Negotiation;
-use piece::{Kind, Owner, Piece, Pieces, Sent};
+use piece::{Kind, Owner, Piece, Pieces, Sent, cut};
 use planted::Planted;
 use reply::Step;
 use to_send::ToSend;
@@ -100,6 +100,8 @@ pub struct Client {
     flush_failed: bool,
     /// A request was answered on this connection.
     answered: bool,
+    /// Why writing has ended, for people.
+    trouble: Option<String>,
     done: Vec<FileDone>,
     /// The last question about allocation, and its answer.
     question: u64,
@@ -132,6 +134,7 @@ impl Client {
             kept_max: KEPT_MAX,
             flush_failed: false,
             answered: false,
+            trouble: None,
             done: Vec::new(),
             question: 0,
             described: None,
@@ -267,6 +270,11 @@ impl Client {
             Err(error) => self.done.push(FileDone { op, result: Err(error) }),
         }
         Ok(())
+    }
+
+    /// Why nothing more is written, for people; once.
+    pub fn take_trouble(&mut self) -> Option<String> {
+        self.trouble.take()
     }
 
     /// Moves completed operations into `done`.
@@ -419,14 +427,14 @@ impl Client {
             (Owner::Allocation(_), _) => {}
             (Owner::Replay(number), Ok(())) => self.kept.repeated(number),
             // What was answered before cannot be kept: no flush may succeed.
-            (Owner::Replay(_), Err(_)) => self.break_flushes(),
+            (Owner::Replay(_), Err(error)) => self.break_flushes("a write that it had answered before", error),
             (Owner::Room, Ok(())) => self.flushed(sent.covers),
-            (Owner::Room, Err(_)) => self.break_flushes(),
+            (Owner::Room, Err(error)) => self.break_flushes("a flush", error),
             (Owner::Op(key), result) => {
                 match (piece.kind, result) {
                     (Kind::Write | Kind::Zero, Ok(())) => self.kept.add(piece),
                     (Kind::Flush, Ok(())) => self.flushed(sent.covers),
-                    (Kind::Flush, Err(_)) => self.break_flushes(),
+                    (Kind::Flush, Err(error)) => self.break_flushes("a flush", error),
                     _ => {}
                 }
                 self.part_ended(key, result);
@@ -451,8 +459,10 @@ impl Client {
     }
 
     /// A flush has failed: nothing is written from now on.
-    fn break_flushes(&mut self) {
-        self.flush_failed = true;
+    fn break_flushes(&mut self, refused: &str, error: FileError) {
+        if !mem::replace(&mut self.flush_failed, true) {
+            self.trouble = Some(format!("the server has failed {refused}: {error}; nothing more is written to it"));
+        }
         self.kept.clear();
         self.fail_writers();
     }
@@ -468,24 +478,4 @@ impl Client {
             }
         }
     }
-}
-
-/// Cuts a range into requests of at most `most` bytes, each a multiple of `unit`.
-fn cut(
-    owner: Owner,
-    kind: Kind,
-    (at, len): (u64, u64),
-    memory: &Segments,
-    (most, unit): (u64, u64),
-) -> Result<Vec<Piece>, FileError> {
-    if at % unit != 0 || len % unit != 0 {
-        return Err(INVALID);
-    }
-    let in_memory = memory::size::in_memory;
-    let parts = (0..len.div_ceil(most)).map(|n| {
-        let (from, part) = (n * most, most.min(len - n * most));
-        let memory = if memory.is_empty() { Segments::empty() } else { memory.slice(in_memory(from), in_memory(part)) };
-        Piece { memory, ..Piece::new(owner, kind, at + from, part) }
-    });
-    Ok(parts.collect())
 }

@@ -241,6 +241,8 @@ fn a_flush_of_the_guest_fails_with_the_clients_own_before_it() {
     client.receive(&simple(5, 2)).unwrap();
     let results: Vec<_> = done(&mut client).into_iter().map(|done| done.result).collect();
     assert_eq!(results, [Ok(()), Err(FileError::Failed(5))]);
+    assert!(client.take_trouble().unwrap().contains("failed a flush: I/O error"));
+    assert_eq!(client.take_trouble(), None);
 }
 
 #[test]

@@ -131,6 +131,9 @@ impl Connection {
         if self.lost.zip(self.patience).is_some_and(|(lost, patience)| now.duration_since(lost) >= patience) {
             self.client.fail_waiting();
         }
+        if let Some(trouble) = self.client.take_trouble() {
+            (self.report)(&format!("{}: {trouble}", self.uri));
+        }
         self.client.take_done(done);
     }
 

@@ -80,7 +80,7 @@ impl Socket {
     /// leave the server with a client, perhaps the only one that it accepts.
     pub(super) fn end(&self) {
         // An error means that the connection has ended already.
-        drop(shutdown(&self.0, Shutdown::Both));
+        let _ended = shutdown(&self.0, Shutdown::Both);
     }
 
     /// Returns whether it is connected by now, or why it cannot be.

@@ -4,14 +4,16 @@
 //! passed files, because connecting again needs rights that such a process has given up; a connection is used by one
 //! disk at a time, and again when that is done, because some servers end with their last client.
 
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use control::{FormatName, ImageName, Kind};
-use nbd::uri::Uri;
+use nbd::uri::{Place, Uri};
 use uring::{Cache, ImageFile, OpenOptions, Remote, RemoteOptions};
 
 use crate::files::Files;
+use crate::files::identity::FileIdentity;
 use crate::process::failure::Failure;
 use crate::process::log::say;
 
@@ -76,10 +78,40 @@ fn report(line: &str) {
     say(line);
 }
 
-/// Returns whether two names are URIs of the same export.
-pub fn is_same(one: &ImageName, other: &ImageName) -> bool {
-    let export = |name: &ImageName| name.uri()?.parse().ok().map(|uri: Uri| (uri.place, uri.export));
-    export(one).is_some_and(|export_of_one| export(other) == Some(export_of_one))
+/// Refuses to write to an export at the server of a source. Another export there may be the same disk: many servers give
+/// a disk several names, at least an empty one.
+pub fn must_differ(files: &Files, target: &ImageName, source: &ImageName) -> Result<(), Failure> {
+    let uri = |name: &ImageName| name.uri()?.parse().ok();
+    let (Some(there), Some(from)) = (uri(target), uri(source)) else { return Ok(()) };
+    let (there, from): (Uri, Uri) = (there, from);
+    if !is_same(files, &there.place, &from.place) {
+        return Ok(());
+    }
+    let why = match there.export == from.export {
+        true => format!("it is the export of {source} itself"),
+        false => format!("it is at the server of {source}, which may have given one disk both names"),
+    };
+    Err(Failure::new(format!("write to {target}"), why)
+        .advise(format!("copy into a file first: tapline image convert {source} qcow2:FILE"))
+        .of_kind(Kind::Invalid))
+}
+
+/// Returns whether two places have the same server, as far as the names tell: a server may also listen at several.
+fn is_same(files: &Files, one: &Place, other: &Place) -> bool {
+    match (one, other) {
+        _ if one == other => true,
+        (Place::Unix(one), Place::Unix(other)) => {
+            let socket = FileIdentity::of_path(files, one);
+            socket.is_some() && socket == FileIdentity::of_path(files, other)
+        }
+        (Place::Tcp(one, port), Place::Tcp(other, other_port)) => {
+            // Without an answer neither can be connected to.
+            let resolve = |host: &str, port: u16| (host, port).to_socket_addrs().map_or(Vec::new(), Iterator::collect);
+            let addresses: Vec<SocketAddr> = resolve(one, *port);
+            resolve(other, *other_port).iter().any(|address| addresses.contains(address))
+        }
+        (Place::Unix(_), Place::Tcp(..)) | (Place::Tcp(..), Place::Unix(_)) => false,
+    }
 }
 
 /// Rejects an image at a server where a command needs a file.

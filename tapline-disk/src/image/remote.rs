@@ -54,12 +54,13 @@ pub fn open(files: &Files, name: &ImageName, write: bool, user: User) -> Result<
     ImageFile::of_remote(name.path(), remote, options).map(Some).map_err(Failure::said)
 }
 
-/// Returns a connection that is not in use, or a new one.
+/// Returns a connection that is not in use, or a new one. One for writing also serves for reading: a server that takes
+/// one client would not answer a second connection.
 fn connected(uri: &Uri, write: bool) -> Result<Remote, Failure> {
     let mut connections = CONNECTIONS.lock().unwrap_or_else(PoisonError::into_inner);
     let idle = connections
         .iter()
-        .find(|other| (&other.uri, other.write) == (uri, write) && !other.remote.is_shared())
+        .find(|other| &other.uri == uri && (other.write || !write) && !other.remote.is_shared())
         .map(|idle| idle.remote.clone());
     if let Some(remote) = idle {
         return Ok(remote);

@@ -97,6 +97,19 @@ fn a_disk_is_copied_to_each_server_and_back() {
 }
 
 #[test]
+fn a_server_that_takes_one_client_is_enough_to_verify() {
+    let room = Room::new();
+    make_disk(&room, "qcow2:disk.qcow2");
+    room.done("image create raw:one.raw --size 64M");
+    // It ends with its first client, so a connection cannot tell whether it listens; the parent's exit does.
+    let mut server = room.command("qemu-nbd");
+    server.args(["--fork", "-f", "raw", "-k"]).arg(room.file("one")).arg("one.raw").stdout(Stdio::null());
+    assert!(server.status().unwrap().success());
+    room.done(&format!("image convert qcow2:disk.qcow2 {} --verify", uri("one")));
+    assert!(room.read("one.raw") == room.read("full.raw"), "the copy differs");
+}
+
+#[test]
 fn holes_are_shown_and_not_transferred() {
     let room = Room::new();
     make_disk(&room, "qcow2:disk.qcow2");

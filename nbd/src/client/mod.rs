@@ -289,7 +289,9 @@ impl Client {
         self.question += 1;
         self.pieces.list.retain(|piece| piece.kind != Kind::Status || piece.sent.is_some());
         self.described = None;
-        let export = self.export.filter(|export| export.has_allocation());
+        // It may have been negotiated on this connection and not on the first one, or the reverse.
+        let live = if let Link::Up(live) = &self.link { Some(*live) } else { self.export };
+        let export = live.filter(|export| export.has_allocation());
         let Some((inside, unit)) = export.map(|export| (export.size.saturating_sub(at), u64::from(export.block_min)))
         else {
             self.described = Some(Vec::new());

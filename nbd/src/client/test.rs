@@ -272,6 +272,20 @@ fn what_waits_for_a_lost_server_can_be_failed() {
 }
 
 #[test]
+fn allocation_is_queried_if_this_connection_has_negotiated_it() {
+    let mut client = up(false);
+    for (options, queried) in [(structured(), true), (unsupported(), false)] {
+        client.connected();
+        client.receive(&[greeting(), options, go(4096, FLAGS, None)].concat()).unwrap();
+        let sent = client.to_send().len();
+        client.sent(sent);
+        client.describe(0, 4096);
+        assert_eq!(!client.to_send().is_empty(), queried);
+        assert_eq!(client.take_described().is_none(), queried);
+    }
+}
+
+#[test]
 fn extents_beyond_the_question_are_cut_off() {
     let mut client = up(true);
     client.describe(0, 4096);

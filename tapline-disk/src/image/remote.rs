@@ -11,6 +11,7 @@ use std::time::Duration;
 use control::{FormatName, ImageName, Kind};
 use nbd::uri::{Place, Uri};
 use uring::{Cache, ImageFile, OpenOptions, Remote, RemoteOptions};
+use vm::syntax::shell_word;
 
 use crate::files::Files;
 use crate::files::identity::FileIdentity;
@@ -72,7 +73,8 @@ fn connected(uri: &Uri, write: bool) -> Result<Remote, Failure> {
 
 fn connect(uri: &Uri, options: RemoteOptions) -> Result<Remote, Failure> {
     let opened = Remote::open(uri, options);
-    opened.map_err(|error| Failure::said(error).advise("check that its server runs and has this export: nbdinfo URI"))
+    let advice = || format!("check that its server runs and has this export: nbdinfo {}", shell_word(&uri.to_string()));
+    opened.map_err(|error| Failure::said(error).advise(advice()))
 }
 
 fn report(line: &str) {

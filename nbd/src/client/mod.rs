@@ -49,7 +49,7 @@ use to_send::ToSend;
 /// Maximum number of requests in flight.
 pub const IN_FLIGHT_MAX: usize = 64;
 /// Maximum number of requests of operations, in flight and waiting, at which an operation is accepted. Kept writes that
-/// are sent again do not count: no operation completes with them, so that nobody would try again.
+/// are sent again do not count: no operation completes with them, so nothing would push again.
 const WAITING_MAX: usize = 256;
 /// Larger transfers are split: this size, times the number in flight, is the memory for their payload.
 const PIECE: u64 = 1 << 20;

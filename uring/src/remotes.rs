@@ -90,7 +90,13 @@ impl Remotes {
         for (key, remote) in self.all() {
             let left = remote.turn(done);
             sleeps = sleeps.into_iter().chain(left).min();
-            let watched = remote.watch_new(|socket| backend.watch(socket, true, key));
+            let watched = remote.watch_new(|socket| match socket {
+                Some(socket) => backend.watch(socket, true, key),
+                None => {
+                    backend.forget(key);
+                    Ok(())
+                }
+            });
             watched.map_err(|error| EngineFailed {
                 what: "watch the socket of an export",
                 errno: error.raw_os_error().unwrap_or(libc::EIO),

@@ -10,7 +10,7 @@
 //!   bounded: at half of the bound the client flushes by itself.
 //! - Of two overlapping requests, one of which writes, the later one waits for the earlier one's answer. So nothing
 //!   that is sent again can undo a newer write, and no answered and flushed write is ever written again.
-//! - After a failed flush nothing is written, and no flush succeeds.
+//! - After a failed flush nothing is written, and no flush succeeds; so no two are in flight together.
 //! - The server is hostile: whatever it violates ends the connection with a [`Broken`].
 
 mod broken;
@@ -41,14 +41,15 @@ pub use piece::Described;
 use incoming::Incoming;
 use kept::Kept;
 use negotiation::Negotiation;
-use piece::{Kind, Owner, Piece, Pieces, Sent};
+use piece::{Kind, Owner, Piece, Pieces, Sent, cut};
 use planted::Planted;
 use reply::Step;
 use to_send::ToSend;
 
 /// Maximum number of requests in flight.
 pub const IN_FLIGHT_MAX: usize = 64;
-/// Maximum number of requests, in flight and waiting, at which an operation is accepted.
+/// Maximum number of requests of operations, in flight and waiting, at which an operation is accepted. Kept writes that
+/// are sent again do not count: no operation completes with them, so nothing would push again.
 const WAITING_MAX: usize = 256;
 /// Larger transfers are split: this size, times the number in flight, is the memory for their payload.
 const PIECE: u64 = 1 << 20;
@@ -97,6 +98,10 @@ pub struct Client {
     kept: Kept,
     kept_max: u64,
     flush_failed: bool,
+    /// A request was answered on this connection.
+    answered: bool,
+    /// Why writing has ended, for people.
+    trouble: Option<String>,
     done: Vec<FileDone>,
     /// The last question about allocation, and its answer.
     question: u64,
@@ -128,6 +133,8 @@ impl Client {
             kept: Kept::default(),
             kept_max: KEPT_MAX,
             flush_failed: false,
+            answered: false,
+            trouble: None,
             done: Vec::new(),
             question: 0,
             described: None,
@@ -142,6 +149,16 @@ impl Client {
     /// Returns true if requests can be sent now.
     pub fn is_up(&self) -> bool {
         matches!(self.link, Link::Up(_))
+    }
+
+    /// Returns true if a request was answered on this connection.
+    pub fn has_answered(&self) -> bool {
+        self.answered
+    }
+
+    /// Returns true if the server works as far as one can know: it has answered, or has nothing to answer.
+    pub fn works(&self) -> bool {
+        self.is_up() && (self.answered || self.pieces.list.is_empty())
     }
 
     /// Returns true if no operation is pending.
@@ -162,6 +179,7 @@ impl Client {
 
     fn take_back(&mut self) {
         self.link = Link::Down;
+        self.answered = false;
         self.incoming.clear();
         self.out.clear();
         self.pieces.take_back();
@@ -237,7 +255,7 @@ impl Client {
     /// Accepts an operation, or hands it back: there are too many, or no connection has been negotiated yet.
     pub fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
         let Some(export) = self.export else { return Err(op) };
-        if self.pieces.list.len() >= WAITING_MAX {
+        if self.pieces.of_operations() >= WAITING_MAX {
             return Err(op);
         }
         let key = self.next_key;
@@ -254,6 +272,11 @@ impl Client {
         Ok(())
     }
 
+    /// Why nothing more is written, for people; once.
+    pub fn take_trouble(&mut self) -> Option<String> {
+        self.trouble.take()
+    }
+
     /// Moves completed operations into `done`.
     pub fn take_done(&mut self, done: &mut Vec<FileDone>) {
         done.append(&mut self.done);
@@ -266,7 +289,9 @@ impl Client {
         self.question += 1;
         self.pieces.list.retain(|piece| piece.kind != Kind::Status || piece.sent.is_some());
         self.described = None;
-        let export = self.export.filter(|export| export.has_allocation());
+        // It may have been negotiated on this connection and not on the first one, or the reverse.
+        let live = if let Link::Up(live) = &self.link { Some(*live) } else { self.export };
+        let export = live.filter(|export| export.has_allocation());
         let Some((inside, unit)) = export.map(|export| (export.size.saturating_sub(at), u64::from(export.block_min)))
         else {
             self.described = Some(Vec::new());
@@ -353,8 +378,9 @@ impl Client {
     fn may_send(&self, index: usize) -> bool {
         let Some(piece) = self.pieces.list.get(index).filter(|piece| piece.sent.is_none()) else { return false };
         let ready = match (piece.kind, piece.owner) {
-            // It covers what was answered on this connection only.
-            (Kind::Flush, _) => self.kept.are_here(),
+            // It covers what was answered on this connection only. Two are never in flight: a server reports a failed
+            // sync once, so that the other one could succeed over lost data.
+            (Kind::Flush, _) => self.kept.are_here() && (!self.pieces.is_flushing() || self.trusts_second_flush()),
             (Kind::Write | Kind::Zero, Owner::Op(_)) => {
                 let payload = if piece.kind == Kind::Write { piece.len } else { 0 };
                 let kept = self.kept.bytes() + self.pieces.writing();
@@ -363,6 +389,10 @@ impl Client {
             _ => true,
         };
         ready && self.pieces.is_free(index)
+    }
+
+    fn trusts_second_flush(&self) -> bool {
+        self.pieces.planted == Some(Planted::FlushesTogether)
     }
 
     /// Flushes if kept writes take half of their room.
@@ -390,21 +420,23 @@ impl Client {
     /// A request was answered.
     fn ended(&mut self, index: usize) {
         let Some(mut piece) = self.pieces.list.remove(index) else { return };
+        self.answered = true;
         let sent = piece.sent.take().unwrap_or_default();
-        let result = sent.error.map_or(Ok(()), Err);
+        let over = self.flush_failed && piece.kind == Kind::Flush && !self.trusts_second_flush();
+        let result = sent.error.or(over.then_some(FAILED)).map_or(Ok(()), Err);
         match (piece.owner, result) {
             (Owner::Allocation(number), _) if number == self.question => self.described = Some(sent.described),
             (Owner::Allocation(_), _) => {}
             (Owner::Replay(number), Ok(())) => self.kept.repeated(number),
             // What was answered before cannot be kept: no flush may succeed.
-            (Owner::Replay(_), Err(_)) => self.break_flushes(),
+            (Owner::Replay(_), Err(error)) => self.break_flushes("a write that it had answered before", error),
             (Owner::Room, Ok(())) => self.flushed(sent.covers),
-            (Owner::Room, Err(_)) => self.break_flushes(),
+            (Owner::Room, Err(error)) => self.break_flushes("a flush", error),
             (Owner::Op(key), result) => {
                 match (piece.kind, result) {
                     (Kind::Write | Kind::Zero, Ok(())) => self.kept.add(piece),
                     (Kind::Flush, Ok(())) => self.flushed(sent.covers),
-                    (Kind::Flush, Err(_)) => self.break_flushes(),
+                    (Kind::Flush, Err(error)) => self.break_flushes("a flush", error),
                     _ => {}
                 }
                 self.part_ended(key, result);
@@ -429,8 +461,10 @@ impl Client {
     }
 
     /// A flush has failed: nothing is written from now on.
-    fn break_flushes(&mut self) {
-        self.flush_failed = true;
+    fn break_flushes(&mut self, refused: &str, error: FileError) {
+        if !mem::replace(&mut self.flush_failed, true) {
+            self.trouble = Some(format!("the server has failed {refused}: {error}; nothing more is written to it"));
+        }
         self.kept.clear();
         self.fail_writers();
     }
@@ -446,24 +480,4 @@ impl Client {
             }
         }
     }
-}
-
-/// Cuts a range into requests of at most `most` bytes, each a multiple of `unit`.
-fn cut(
-    owner: Owner,
-    kind: Kind,
-    (at, len): (u64, u64),
-    memory: &Segments,
-    (most, unit): (u64, u64),
-) -> Result<Vec<Piece>, FileError> {
-    if at % unit != 0 || len % unit != 0 {
-        return Err(INVALID);
-    }
-    let in_memory = memory::size::in_memory;
-    let parts = (0..len.div_ceil(most)).map(|n| {
-        let (from, part) = (n * most, most.min(len - n * most));
-        let memory = if memory.is_empty() { Segments::empty() } else { memory.slice(in_memory(from), in_memory(part)) };
-        Piece { memory, ..Piece::new(owner, kind, at + from, part) }
-    });
-    Ok(parts.collect())
 }

@@ -9,7 +9,9 @@ use std::sync::Arc;
 
 use disk::FileError;
 use memory::Segments;
+use memory::size::in_memory;
 
+use super::INVALID;
 use super::planted::Planted;
 use super::ranges::Ranges;
 
@@ -105,6 +107,16 @@ impl Pieces {
         self.list.iter().filter(|piece| piece.sent.is_some()).count()
     }
 
+    /// The number of requests of operations, in flight and waiting.
+    pub(super) fn of_operations(&self) -> usize {
+        self.list.iter().filter(|piece| matches!(piece.owner, Owner::Op(_))).count()
+    }
+
+    /// Whether a flush is in flight.
+    pub(super) fn is_flushing(&self) -> bool {
+        self.list.iter().any(|piece| piece.kind == Kind::Flush && piece.sent.is_some())
+    }
+
     /// The bytes of writes in flight, each of which is kept when it has been answered.
     pub(super) fn writing(&self) -> u64 {
         let sent = self.list.iter().filter(|piece| piece.sent.is_some() && matches!(piece.owner, Owner::Op(_)));
@@ -138,4 +150,23 @@ impl Pieces {
         }
         self.list.iter_mut().for_each(|piece| piece.sent = None);
     }
+}
+
+/// Cuts a range into requests of at most `most` bytes, each a multiple of `unit`.
+pub(super) fn cut(
+    owner: Owner,
+    kind: Kind,
+    (at, len): (u64, u64),
+    memory: &Segments,
+    (most, unit): (u64, u64),
+) -> Result<Vec<Piece>, FileError> {
+    if at % unit != 0 || len % unit != 0 {
+        return Err(INVALID);
+    }
+    let parts = (0..len.div_ceil(most)).map(|n| {
+        let (from, part) = (n * most, most.min(len - n * most));
+        let memory = if memory.is_empty() { Segments::empty() } else { memory.slice(in_memory(from), in_memory(part)) };
+        Piece { memory, ..Piece::new(owner, kind, at + from, part) }
+    });
+    Ok(parts.collect())
 }

@@ -17,4 +17,6 @@ pub(super) enum Planted {
     SizeChange,
     /// A flush drops also what was answered after it had been sent.
     FlushCoversLater,
+    /// A flush is sent, and trusted, while another one is in flight, whose failure the server reports only once.
+    FlushesTogether,
 }

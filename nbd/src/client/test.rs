@@ -229,6 +229,37 @@ fn after_a_failed_flush_nothing_is_written() {
 }
 
 #[test]
+fn a_flush_of_the_guest_fails_with_the_clients_own_before_it() {
+    let mut client = up(false);
+    client.kept_max = 512;
+    push(&mut client, Action::Write { at: FileOffset(0), from: Segments::copy_of(&[1; 512]) });
+    client.receive(&simple(0, 1)).unwrap();
+    let sent = client.to_send().len();
+    client.sent(sent);
+    push(&mut client, Action::SyncData);
+    assert!(client.to_send().is_empty(), "two flushes are in flight");
+    client.receive(&simple(5, 2)).unwrap();
+    let results: Vec<_> = done(&mut client).into_iter().map(|done| done.result).collect();
+    assert_eq!(results, [Ok(()), Err(FileError::Failed(5))]);
+    assert!(client.take_trouble().unwrap().contains("failed a flush: I/O error"));
+    assert_eq!(client.take_trouble(), None);
+}
+
+#[test]
+fn kept_writes_take_no_room_from_operations() {
+    let mut client = up(false);
+    for cookie in 1..=300 {
+        push(&mut client, Action::Write { at: FileOffset(0), from: Segments::copy_of(&[1; 512]) });
+        client.receive(&simple(0, cookie)).unwrap();
+    }
+    client.disconnected();
+    read(&mut client, 0, 512);
+    client.connected();
+    client.receive(&[greeting(), unsupported(), go(4096, FLAGS, None)].concat()).unwrap();
+    read(&mut client, 0, 512);
+}
+
+#[test]
 fn what_waits_for_a_lost_server_can_be_failed() {
     let mut client = up(false);
     read(&mut client, 0, 8);
@@ -238,6 +269,20 @@ fn what_waits_for_a_lost_server_can_be_failed() {
     client.fail_waiting();
     assert_eq!(done(&mut client)[0].result, Err(FileError::Failed(5)));
     assert!(client.is_idle());
+}
+
+#[test]
+fn allocation_is_queried_if_this_connection_has_negotiated_it() {
+    let mut client = up(false);
+    for (options, queried) in [(structured(), true), (unsupported(), false)] {
+        client.connected();
+        client.receive(&[greeting(), options, go(4096, FLAGS, None)].concat()).unwrap();
+        let sent = client.to_send().len();
+        client.sent(sent);
+        client.describe(0, 4096);
+        assert_eq!(!client.to_send().is_empty(), queried);
+        assert_eq!(client.take_described().is_none(), queried);
+    }
 }
 
 #[test]

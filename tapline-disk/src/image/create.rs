@@ -78,9 +78,7 @@ pub fn must_differ<'a>(
 ) -> Result<(), Failure> {
     let mut sources = sources.into_iter();
     if target.uri().is_some() {
-        let Some(source) = sources.find(|source| remote::is_same(source, target)) else { return Ok(()) };
-        let failure = Failure::new(format!("write to {target}"), format!("it is the export of {source} itself"));
-        return Err(failure.of_kind(Kind::Invalid));
+        return sources.try_for_each(|source| remote::must_differ(files, target, source));
     }
     let Some(there) = FileIdentity::of(files, target) else { return Ok(()) };
     match sources.find(|source| FileIdentity::of(files, source) == Some(there)) {

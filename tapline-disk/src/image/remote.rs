@@ -4,14 +4,17 @@
 //! passed files, because connecting again needs rights that such a process has given up; a connection is used by one
 //! disk at a time, and again when that is done, because some servers end with their last client.
 
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use control::{FormatName, ImageName, Kind};
-use nbd::uri::Uri;
+use nbd::uri::{Place, Uri};
 use uring::{Cache, ImageFile, OpenOptions, Remote, RemoteOptions};
+use vm::syntax::shell_word;
 
 use crate::files::Files;
+use crate::files::identity::FileIdentity;
 use crate::process::failure::Failure;
 use crate::process::log::say;
 
@@ -52,12 +55,13 @@ pub fn open(files: &Files, name: &ImageName, write: bool, user: User) -> Result<
     ImageFile::of_remote(name.path(), remote, options).map(Some).map_err(Failure::said)
 }
 
-/// Returns a connection that is not in use, or a new one.
+/// Returns a connection that is not in use, or a new one. One for writing also serves for reading: a server that takes
+/// one client would not answer a second connection.
 fn connected(uri: &Uri, write: bool) -> Result<Remote, Failure> {
     let mut connections = CONNECTIONS.lock().unwrap_or_else(PoisonError::into_inner);
     let idle = connections
         .iter()
-        .find(|other| (&other.uri, other.write) == (uri, write) && !other.remote.is_shared())
+        .find(|other| &other.uri == uri && (other.write || !write) && !other.remote.is_shared())
         .map(|idle| idle.remote.clone());
     if let Some(remote) = idle {
         return Ok(remote);
@@ -69,17 +73,48 @@ fn connected(uri: &Uri, write: bool) -> Result<Remote, Failure> {
 
 fn connect(uri: &Uri, options: RemoteOptions) -> Result<Remote, Failure> {
     let opened = Remote::open(uri, options);
-    opened.map_err(|error| Failure::said(error).advise("check that its server runs and has this export: nbdinfo URI"))
+    let advice = || format!("check that its server runs and has this export: nbdinfo {}", shell_word(&uri.to_string()));
+    opened.map_err(|error| Failure::said(error).advise(advice()))
 }
 
 fn report(line: &str) {
     say(line);
 }
 
-/// Returns whether two names are URIs of the same export.
-pub fn is_same(one: &ImageName, other: &ImageName) -> bool {
-    let export = |name: &ImageName| name.uri()?.parse().ok().map(|uri: Uri| (uri.place, uri.export));
-    export(one).is_some_and(|export_of_one| export(other) == Some(export_of_one))
+/// Refuses to write to an export at the server of a source. Another export there may be the same disk: many servers give
+/// a disk several names, at least an empty one.
+pub fn must_differ(files: &Files, target: &ImageName, source: &ImageName) -> Result<(), Failure> {
+    let uri = |name: &ImageName| name.uri()?.parse().ok();
+    let (Some(there), Some(from)) = (uri(target), uri(source)) else { return Ok(()) };
+    let (there, from): (Uri, Uri) = (there, from);
+    if !is_same(files, &there.place, &from.place) {
+        return Ok(());
+    }
+    let why = match there.export == from.export {
+        true => format!("it is the export of {source} itself"),
+        false => format!("it is at the server of {source}, which may have given one disk both names"),
+    };
+    Err(Failure::new(format!("write to {target}"), why)
+        .advise(format!("copy into a file first: tapline image convert {source} qcow2:FILE"))
+        .of_kind(Kind::Invalid))
+}
+
+/// Returns whether two places have the same server, as far as the names tell: a server may also listen at several.
+fn is_same(files: &Files, one: &Place, other: &Place) -> bool {
+    match (one, other) {
+        _ if one == other => true,
+        (Place::Unix(one), Place::Unix(other)) => {
+            let socket = FileIdentity::of_path(files, one);
+            socket.is_some() && socket == FileIdentity::of_path(files, other)
+        }
+        (Place::Tcp(one, port), Place::Tcp(other, other_port)) => {
+            // Without an answer neither can be connected to.
+            let resolve = |host: &str, port: u16| (host, port).to_socket_addrs().map_or(Vec::new(), Iterator::collect);
+            let addresses: Vec<SocketAddr> = resolve(one, *port);
+            resolve(other, *other_port).iter().any(|address| addresses.contains(address))
+        }
+        (Place::Unix(_), Place::Tcp(..)) | (Place::Tcp(..), Place::Unix(_)) => false,
+    }
 }
 
 /// Rejects an image at a server where a command needs a file.

@@ -262,7 +262,7 @@ fn verify(files: &Files, convert: &Convert, target: &ImageName, stop: &mut Optio
             format!("verify {}", convert.target),
             format!("it differs from {} at byte {at} of the disk", convert.source),
         )
-        .advise("the target has been removed; check the storage of both images")),
+        .advise(format!("{}; check the storage of both images", fate(&convert.target)))),
     }
 }
 
@@ -308,7 +308,12 @@ fn check_signal(convert: &Convert, stop: &mut Option<Signal>) -> Result<(), Fail
         return Ok(());
     }
     let tried = format!("convert {} to {}", convert.source, convert.target);
-    Err(Failure::new(tried, "interrupted by a signal").advise("the unfinished target has been removed"))
+    Err(Failure::new(tried, "interrupted by a signal").advise(fate(&convert.target)))
+}
+
+/// What has become of a target that was not completed, for people.
+fn fate(target: &ImageName) -> &'static str {
+    if target.uri().is_some() { "the export holds no complete copy" } else { "the unfinished target has been removed" }
 }
 
 /// Returns the offset of the first byte that is not zero.

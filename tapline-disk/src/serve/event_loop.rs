@@ -357,6 +357,8 @@ impl<S: Server> EventLoop<S> {
     fn settle(&mut self) -> usize {
         let count = self.done.len();
         if count == 0 {
+            // A client of a server may have room again although nothing has completed.
+            self.disk.retry(&mut self.engine);
             return 0;
         }
         let now = self.time();
@@ -369,9 +371,17 @@ impl<S: Server> EventLoop<S> {
             self.said_broken = true;
             self.control_due = true;
             say("a sync has FAILED: unflushed data may be lost, and the disk no longer writes");
-            say("see the kernel log for the reason; the disk accepts writes again after it is restarted");
+            let log = self.storage_log();
+            say(format_args!("see {log} for the reason; the disk accepts writes again after it is restarted"));
         }
         count
+    }
+
+    /// Where the reason of a failure of the storage is found.
+    fn storage_log(&self) -> &'static str {
+        let mut files = self.disk.layers().iter().filter_map(|layer| self.engine.file(layer.file));
+        let remote = files.any(|file| file.remote().is_some());
+        if remote { "the log of the NBD server" } else { "the kernel log" }
     }
 
     /// Returns whether the control socket has something to do without being woken.

@@ -1,6 +1,6 @@
 //! Images at NBD servers: qemu-nbd, nbdkit and our own; servers that are killed and started again, and hostile ones.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Stdio};
 
@@ -94,6 +94,19 @@ fn a_disk_is_copied_to_each_server_and_back() {
     copies_there_and_back(&room, "plain");
     let _own = Disk::serve(&room, "raw:own.raw --nbd own");
     copies_there_and_back(&room, "own");
+}
+
+#[test]
+fn a_server_that_takes_one_client_is_enough_to_verify() {
+    let room = Room::new();
+    make_disk(&room, "qcow2:disk.qcow2");
+    room.done("image create raw:one.raw --size 64M");
+    // It ends with its first client, so a connection cannot tell whether it listens; the parent's exit does.
+    let mut server = room.command("qemu-nbd");
+    server.args(["--fork", "-f", "raw", "-k"]).arg(room.file("one")).arg("one.raw").stdout(Stdio::null());
+    assert!(server.status().unwrap().success());
+    room.done(&format!("image convert qcow2:disk.qcow2 {} --verify", uri("one")));
+    assert!(room.read("one.raw") == room.read("full.raw"), "the copy differs");
 }
 
 #[test]
@@ -227,6 +240,9 @@ fn what_cannot_be_used_is_refused_with_the_reason() {
         ("image info nbd+unix:///small".to_owned(), "the socket is missing"),
         ("image info nbds://host/small".to_owned(), "NBD over TLS, which this client does not have"),
         (format!("image convert {small} {small} --force"), "it is the export of"),
+        (format!("image convert {small} {} --force", uri("./small")), "it is the export of"),
+        (format!("image convert {small} nbd+unix:///other?socket=small --force"), "may have given one disk both names"),
+        ("image convert nbd://127.0.0.1/a nbd://127.1/a --force".to_owned(), "it is the export of"),
         (format!("image resize {small} 64M"), "can only be converted"),
         (format!("image check {small}"), "can only be converted"),
         (format!("image snapshot {small} --to qcow2:child"), "can only be converted"),
@@ -240,6 +256,33 @@ fn what_cannot_be_used_is_refused_with_the_reason() {
     // A file of such a name is a file.
     let said = room.tapline("image info raw:nbd://small");
     assert!(said.err.contains("./nbd://small: there is no such file"), "{said:?}");
+}
+
+#[test]
+fn a_request_completes_after_more_kept_writes_than_there_is_room_for_requests() {
+    let room = Room::new();
+    room.done("image create raw:there.raw --size 64M");
+    let server = Server::nbdkit(&room, "file there.raw", "there");
+    let mut disk = Disk::serve(&room, &format!("{} --nbd at", uri("there")));
+    let at = format!("nbd+unix:///?socket={}", room.file("at").display());
+    // It flushes when it ends, so it must live on.
+    let mut guest = room.command("qemu-io");
+    let guest = guest.args(["-f", "raw", &at]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut guest = guest.spawn().unwrap();
+    let mut commands = guest.stdin.take().unwrap();
+    let mut lines = BufReader::new(guest.stdout.take().unwrap()).lines();
+    for n in 0..300 {
+        writeln!(commands, "write -P 5 {}k 4k", 8 * n).unwrap();
+        wait_for_line(&mut lines, "wrote 4096/4096");
+    }
+    drop(server);
+    disk.wait_for("connection lost");
+    writeln!(commands, "read -P 5 0 4k").unwrap();
+    let _server = Server::nbdkit(&room, "file there.raw", "there");
+    wait_for_line(&mut lines, "read 4096/4096");
+    drop(commands);
+    assert!(guest.wait().unwrap().success());
+    assert_eq!(disk.stop().0, Some(0));
 }
 
 #[test]

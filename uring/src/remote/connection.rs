@@ -3,6 +3,9 @@
 //! It knows nothing about engines. Invariants: nothing blocks but the methods whose names begin with `wait`; while
 //! there is a connection that works, there is no timer.
 
+#[cfg(test)]
+mod test;
+
 use std::time::{Duration, Instant};
 
 use disk::{Allocation, FileDone, FileOp};
@@ -44,14 +47,19 @@ pub(super) struct Connection {
     pub(super) client: Client,
     uri: Uri,
     targets: Vec<Target>,
+    /// The one that was tried last. From the first negotiation on it stays: behind another address of the name there
+    /// may be another server, with an older state of the disk.
+    target: usize,
     state: State,
-    /// Attempts to connect since the last connection that worked.
+    /// Attempts to connect since the last connection on which a request was answered, or which has lasted.
     attempts: u32,
-    /// Since when there is no connection that works.
+    /// Since when there is no connection that works. A server that only negotiates does not.
     lost: Option<Instant>,
+    /// A loss was reported, and no new connection.
+    reported_loss: bool,
     /// How long operations wait for a server that is away.
     patience: Option<Duration>,
-    /// The socket is another one than the engine watches.
+    /// The socket is another one than the engine watches, or there is none any more.
     pub(super) unwatched: bool,
     /// There may be more to receive although nothing new arrives.
     pub(super) more: bool,
@@ -69,9 +77,11 @@ impl Connection {
             client,
             uri,
             targets,
+            target: 0,
             state: State::Down(now),
             attempts: 0,
             lost: Some(now),
+            reported_loss: false,
             patience: None,
             unwatched: false,
             more: false,
@@ -121,6 +131,9 @@ impl Connection {
         if self.lost.zip(self.patience).is_some_and(|(lost, patience)| now.duration_since(lost) >= patience) {
             self.client.fail_waiting();
         }
+        if let Some(trouble) = self.client.take_trouble() {
+            (self.report)(&format!("{}: {trouble}", self.uri));
+        }
         self.client.take_done(done);
     }
 
@@ -133,7 +146,8 @@ impl Connection {
             State::Connected(..) => None,
         };
         let gives_up = self.lost.zip(self.patience).map(|(lost, patience)| lost + patience);
-        let gives_up = gives_up.filter(|_| !self.client.is_idle());
+        // While there is a connection, nothing is given up.
+        let gives_up = gives_up.filter(|_| !self.client.is_idle() && !self.client.is_up());
         let next = next.into_iter().chain(gives_up).min()?;
         Some(next.saturating_duration_since(now))
     }
@@ -161,9 +175,11 @@ impl Connection {
     }
 
     fn connect(&mut self, now: Instant) {
-        let index = usize::try_from(self.attempts).unwrap_or(0) % self.targets.len().max(1);
+        if self.client.export().is_none() {
+            self.target = usize::try_from(self.attempts).unwrap_or(0) % self.targets.len().max(1);
+        }
         self.attempts = self.attempts.saturating_add(1);
-        let Some(target) = self.targets.get(index) else { return };
+        let Some(target) = self.targets.get(self.target) else { return };
         match Socket::begin(target) {
             Ok(socket) => {
                 self.unwatched = true;
@@ -204,13 +220,13 @@ impl Connection {
                 break;
             }
         }
-        if self.client.is_up() {
-            if let Some(lost) = self.lost.take().filter(|_| self.attempts > 1) {
+        if self.client.works() {
+            let lost = self.lost.take();
+            if let Some(lost) = lost.filter(|_| std::mem::take(&mut self.reported_loss)) {
                 let away = now.duration_since(lost).as_secs_f32();
                 (self.report)(&format!("{}: connected again after {away:.1} s", self.uri));
             }
-            self.attempts = 0;
-        } else if now.duration_since(*since) >= NEGOTIATION {
+        } else if !self.client.is_up() && now.duration_since(*since) >= NEGOTIATION {
             return Err("the server does not end the negotiation".to_owned());
         }
         Ok(())
@@ -218,19 +234,28 @@ impl Connection {
 
     /// The connection, or the attempt to make one, has failed.
     fn lose(&mut self, now: Instant, why: &str) {
+        let was_up = self.client.is_up();
+        let lasted = matches!(self.state, State::Connected(_, since) if now.duration_since(since) >= PAUSE_MAX);
+        // A server that accepts or negotiates, and then ends the connection, is tried as rarely as one that is away.
+        if self.client.has_answered() || (was_up && lasted) {
+            self.attempts = 0;
+        }
         self.client.disconnected();
+        if let Some(socket) = self.socket() {
+            socket.end();
+        }
+        self.unwatched = true;
         self.extents.clear();
         self.buffer = Vec::new();
-        let worked = self.lost.is_none();
+        let is_new = self.lost.is_none() || self.why != why;
         self.lost.get_or_insert(now);
-        // A server that accepts and then refuses is tried as rarely as one that is away.
         let pause = PAUSE_MIN.saturating_mul(1 << self.attempts.min(8)).min(PAUSE_MAX);
-        self.state = State::Down(now + if worked { PAUSE_MIN } else { pause });
-        self.attempts = self.attempts.max(1);
-        if worked {
-            (self.report)(&format!("{}: connection lost: {why}; reconnecting", self.uri));
-        } else if self.why != why {
-            (self.report)(&format!("{}: cannot connect: {why}; trying again", self.uri));
+        self.state = State::Down(now + pause);
+        // While it is being opened, the error of that has the reason.
+        if is_new && self.client.export().is_some() {
+            let lost = if was_up { "connection lost" } else { "cannot connect" };
+            (self.report)(&format!("{}: {lost}: {why}; trying again", self.uri));
+            self.reported_loss = true;
         }
         self.why = why.to_owned();
     }

@@ -196,13 +196,16 @@ impl Remote {
         if shared.connection.more { Some(Duration::ZERO) } else { shared.connection.sleeps(now) }
     }
 
-    /// Calls `watch` with a socket that is not watched yet.
-    pub(crate) fn watch_new(&self, watch: impl FnOnce(BorrowedFd<'_>) -> std::io::Result<()>) -> std::io::Result<()> {
+    /// Calls `watch` with a socket that is not watched yet, or with none if the one that was watched is gone.
+    pub(crate) fn watch_new(
+        &self,
+        watch: impl FnOnce(Option<BorrowedFd<'_>>) -> std::io::Result<()>,
+    ) -> std::io::Result<()> {
         let mut shared = self.lock();
         if !std::mem::take(&mut shared.connection.unwatched) {
             return Ok(());
         }
-        shared.connection.socket().map_or(Ok(()), |socket| watch(socket.as_fd()))
+        watch(shared.connection.socket().map(|socket| socket.as_fd()))
     }
 
     /// The engine that watched its socket does so no longer.

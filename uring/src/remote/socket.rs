@@ -13,13 +13,15 @@ use nbd::uri::{Place, Uri};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send, socket_with,
-    sockopt,
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send,
+    shutdown, socket_with, sockopt,
 };
 
-/// After this time without a sign of life a connection over TCP is taken for lost: longer than a switch needs to start
-/// forwarding again, shorter than a guest waits for its disk.
-const DEAD_AFTER_MS: u32 = 30_000;
+/// After this time in which the server has acknowledged nothing, or its window has stayed closed, a connection over TCP
+/// is taken for lost. It is long because a server that is slow, not dead, has our writes in its receive buffer, and may
+/// execute them after what is written on the next connection (decision 0060). The kernel also measures an idle connection
+/// by it, instead of by the number of probes.
+const DEAD_AFTER_MS: u32 = 300_000;
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_COUNT: u32 = 4;
@@ -74,6 +76,13 @@ impl Socket {
             Ok(()) | Err(Errno::INPROGRESS) => Ok(Socket(socket)),
             Err(errno) => Err(errno.into()),
         }
+    }
+
+    /// Ends the connection at once: the engine that watches it has the socket open too, so that dropping this alone would
+    /// leave the server with a client, perhaps the only one that it accepts.
+    pub(super) fn end(&self) {
+        // An error means that the connection has ended already.
+        let _ended = shutdown(&self.0, Shutdown::Both);
     }
 
     /// Returns whether it is connected by now, or why it cannot be.

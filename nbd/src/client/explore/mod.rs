@@ -155,12 +155,13 @@ fn random_work(random: &mut Random) -> Vec<Work> {
     work
 }
 
-/// A run in which each event is random. Kept writes have little room.
+/// A run in which each event is random. Kept writes have little room. In some, a flush fails.
 fn run_seed(seed: u64, planted: Option<Planted>) -> Result<(), String> {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let mut world = World::new(&random_work(&mut random), random.below(4) > 0, planted);
     world.client.kept_max = 32 << random.below(4);
     let mut cuts = random.below(6);
+    let mut fails = random.below(4) == 0;
     for _ in 0..100_000 {
         if world.is_done() {
             return world.check_end();
@@ -176,6 +177,9 @@ fn run_seed(seed: u64, planted: Option<Planted>) -> Result<(), String> {
             4 if world.connected => world.send(),
             5 | 6 => world.deliver_to_server(1 + random.below(80)),
             7 if !world.server.pending.is_empty() => {
+                if fails && random.below(8) == 0 {
+                    (fails, world.server.fails_flush) = (false, true);
+                }
                 let index = random.below(world.server.pending.len());
                 world.execute(index, random.below(4), random.below(2) == 0)?;
             }
@@ -222,6 +226,7 @@ fn each_planted_bug_is_found() {
         Planted::OverlapsInFlight,
         Planted::MatchedByOrder,
         Planted::FlushCoversLater,
+        Planted::FlushesTogether,
     ] {
         let found = seeds(3000, Some(planted)).expect_err(&format!("{planted:?} is not found"));
         println!("{planted:?}: {found}");

@@ -1,4 +1,5 @@
-//! A model of a server: bytes in, bytes out. What it has not flushed, a restart may lose.
+//! A model of a server: bytes in, bytes out. What it has not flushed, a restart may lose. As with a kernel's page cache,
+//! a flush that fails is reported once, and loses what it should have made durable.
 
 use crate::client::incoming::{u16_at, u32_at, u64_at};
 use crate::wire;
@@ -33,6 +34,12 @@ pub struct Server {
     /// The export as a read sees it, and what survives a restart.
     pub cache: Vec<u8>,
     pub durable: Vec<u8>,
+    /// The bytes that the next flush makes durable.
+    dirty: Vec<bool>,
+    /// The next flush fails.
+    pub fails_flush: bool,
+    /// A flush has failed.
+    pub flush_failed: bool,
     pub structured: bool,
     /// The size that the next connection is offered.
     pub size: u64,
@@ -55,6 +62,9 @@ impl Server {
         Server {
             cache: zeroes.clone(),
             durable: zeroes,
+            dirty: vec![false; SIZE],
+            fails_flush: false,
+            flush_failed: false,
             structured,
             size: 512,
             ends_reads_early: false,
@@ -83,13 +93,14 @@ impl Server {
             Restart::Loses => {}
             Restart::LosesSome => {
                 for (at, (durable, cache)) in self.durable.iter_mut().zip(&self.cache).enumerate() {
-                    if (at / 4 + usize::from(*cache)) % 2 == 0 {
+                    if self.dirty[at] && (at / 4 + usize::from(*cache)) % 2 == 0 {
                         *durable = *cache;
                     }
                 }
             }
         }
         self.cache.clone_from(&self.durable);
+        self.dirty.fill(false);
     }
 
     pub fn receive(&mut self, bytes: &[u8]) {
@@ -155,22 +166,31 @@ impl Server {
     pub fn execute(&mut self, index: usize, style: usize) -> Executed {
         let Received { kind, cookie, at, len, bytes } = self.pending.remove(index);
         let range = at..at + len;
+        let mut error = 0;
         match kind {
             wire::CMD_WRITE => self.cache[range.clone()].copy_from_slice(&bytes),
             wire::CMD_WRITE_ZEROES => self.cache[range.clone()].fill(0),
-            wire::CMD_FLUSH => self.durable.clone_from(&self.cache),
+            wire::CMD_FLUSH if std::mem::take(&mut self.fails_flush) => {
+                self.dirty.fill(false);
+                self.flush_failed = true;
+                error = 5;
+            }
+            wire::CMD_FLUSH => self.flush(),
             wire::CMD_READ => {}
             other => panic!("command {other}"),
+        }
+        if matches!(kind, wire::CMD_WRITE | wire::CMD_WRITE_ZEROES) {
+            self.dirty[range.clone()].fill(true);
         }
         match (kind, self.structured) {
             (wire::CMD_READ, true) => self.answer_read(cookie, at, len, style),
             (wire::CMD_READ, false) => {
-                self.simple(cookie);
+                self.simple(cookie, 0);
                 let data = self.cache[range.clone()].to_vec();
                 self.out.extend_from_slice(&data);
             }
-            (_, true) if style % 2 == 0 => self.chunk(wire::CHUNK_DONE, wire::CHUNK_NONE, cookie, &[]),
-            _ => self.simple(cookie),
+            (_, true) if style % 2 == 0 && error == 0 => self.chunk(wire::CHUNK_DONE, wire::CHUNK_NONE, cookie, &[]),
+            _ => self.simple(cookie, error),
         }
         match kind {
             wire::CMD_WRITE => Some((at, bytes)),
@@ -179,9 +199,17 @@ impl Server {
         }
     }
 
-    fn simple(&mut self, cookie: u64) {
+    fn flush(&mut self) {
+        for (at, dirty) in self.dirty.iter_mut().enumerate() {
+            if std::mem::take(dirty) {
+                self.durable[at] = self.cache[at];
+            }
+        }
+    }
+
+    fn simple(&mut self, cookie: u64, error: u32) {
         self.out.extend_from_slice(&wire::SIMPLE_REPLY_MAGIC.to_be_bytes());
-        self.out.extend_from_slice(&0u32.to_be_bytes());
+        self.out.extend_from_slice(&error.to_be_bytes());
         self.out.extend_from_slice(&cookie.to_be_bytes());
     }
 

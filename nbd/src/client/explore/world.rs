@@ -1,7 +1,8 @@
 //! The client, a model server and the network between them, and what must hold.
 //!
 //! Invariants checked, after each step:
-//! - each operation is answered once, and well;
+//! - each operation is answered once, and well unless the server has failed a flush;
+//! - after an operation has failed, no flush succeeds;
 //! - a read returns what the operations before it have written;
 //! - after an answered flush the durable bytes have what was answered before the flush was submitted, or something
 //!   newer; and no such byte is ever written again with something older, nor with itself;
@@ -49,6 +50,8 @@ pub struct World {
     open: Vec<Option<Open>>,
     bytes: Vec<Byte>,
     pub broken: Option<Broken>,
+    /// An operation has failed.
+    failed: bool,
 }
 
 enum Open {
@@ -74,6 +77,7 @@ impl World {
             open: Vec::new(),
             bytes: vec![Byte { values: vec![0], answered: 0, floor: 0 }; TOUCHED],
             broken: None,
+            failed: false,
         }
     }
 
@@ -203,14 +207,24 @@ impl World {
     fn answered(&mut self, done: FileDone) -> Result<(), String> {
         let id = usize::try_from(done.op.id.0).unwrap();
         let work = self.work[id];
-        done.result.map_err(|error| format!("{work:?} failed: {error}"))?;
         let open = self.open[id].take().ok_or(format!("{work:?} was answered twice"))?;
+        match done.result {
+            Ok(()) if self.failed && matches!(work, Work::Flush) => return Err("a flush after a failure".to_owned()),
+            Ok(()) => {}
+            Err(_) if self.server.flush_failed && !matches!(work, Work::Read(..)) => {
+                self.failed = true;
+                return Ok(());
+            }
+            Err(error) => return Err(format!("{work:?} failed: {error}")),
+        }
         match (open, &done.op.action) {
             (Open::Write(at, positions), _) => {
                 for (byte, position) in self.bytes[at..].iter_mut().zip(positions) {
                     byte.answered = byte.answered.max(position);
                 }
             }
+            // A read returns the last submitted bytes, unless their write has failed.
+            (Open::Read(..), _) if self.failed => {}
             (Open::Read(at, expected), Action::Read { into, .. }) if into.to_vec() != expected => {
                 return Err(format!("a read at {at} returned {:?}, not {expected:?}", into.to_vec()));
             }
@@ -226,6 +240,9 @@ impl World {
 
     /// Checks the end of a run, whose last operation is a flush submitted after all else was answered.
     pub fn check_end(&self) -> Result<(), String> {
+        if self.failed {
+            return Ok(());
+        }
         for (at, (byte, durable)) in self.bytes.iter().zip(&self.server.durable).enumerate() {
             if byte.values.last() != Some(durable) {
                 return Err(format!("byte {at} is {durable} at the end, not {:?}", byte.values.last()));

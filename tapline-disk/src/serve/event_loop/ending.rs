@@ -46,7 +46,7 @@ impl<S: Server> EventLoop<S> {
         };
         if let Some(why) = why {
             return Err(Failure::new("flush the disk before stopping", why)
-                .advise("data whose flush was acknowledged is safe; see the kernel log"));
+                .advise(format!("data whose flush was acknowledged is safe; see {}", self.storage_log())));
         }
         if !self.geometry.read_only {
             // If this fails, the remaining stamps do no harm.

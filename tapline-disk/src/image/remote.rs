@@ -81,8 +81,8 @@ fn report(line: &str) {
     say(line);
 }
 
-/// Refuses to write to an export at the server of a source. Another export there may be the same disk: many servers give
-/// a disk several names, at least an empty one.
+/// Refuses to write to an export at the server of a source. Another export there may be the same disk: many servers
+/// give a disk several names, at least an empty one.
 pub fn must_differ(files: &Files, target: &ImageName, source: &ImageName) -> Result<(), Failure> {
     let uri = |name: &ImageName| name.uri()?.parse().ok();
     let (Some(there), Some(from)) = (uri(target), uri(source)) else { return Ok(()) };

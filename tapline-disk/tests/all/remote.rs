@@ -258,6 +258,14 @@ fn what_cannot_be_used_is_refused_with_the_reason() {
     assert!(said.err.contains("./nbd://small: there is no such file"), "{said:?}");
 }
 
+fn reads_in_flight(disk: &mut Disk) -> u64 {
+    disk.signal(rustix::process::Signal::USR1);
+    let line = disk.wait_for("statistics: ");
+    let (_, text) = line.split_once("statistics: ").unwrap();
+    let statistics: serde_json::Value = serde_json::from_str(text).unwrap();
+    statistics["reads"]["in_flight"].as_u64().unwrap()
+}
+
 #[test]
 fn a_request_completes_after_more_kept_writes_than_there_is_room_for_requests() {
     let room = Room::new();
@@ -265,9 +273,9 @@ fn a_request_completes_after_more_kept_writes_than_there_is_room_for_requests() 
     let server = Server::nbdkit(&room, "file there.raw", "there");
     let mut disk = Disk::serve(&room, &format!("{} --nbd at", uri("there")));
     let at = format!("nbd+unix:///?socket={}", room.file("at").display());
-    // It flushes when it ends, so it must live on.
+    // Without writeback it flushes after each write; it also flushes when it ends, so it must live on.
     let mut guest = room.command("qemu-io");
-    let guest = guest.args(["-f", "raw", &at]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let guest = guest.args(["-f", "raw", "-t", "writeback", &at]).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut guest = guest.spawn().unwrap();
     let mut commands = guest.stdin.take().unwrap();
     let mut lines = BufReader::new(guest.stdout.take().unwrap()).lines();
@@ -277,7 +285,9 @@ fn a_request_completes_after_more_kept_writes_than_there_is_room_for_requests() 
     }
     drop(server);
     disk.wait_for("connection lost");
+    // It comes while the server is away, and the kept writes wait.
     writeln!(commands, "read -P 5 0 4k").unwrap();
+    while reads_in_flight(&mut disk) == 0 {}
     let _server = Server::nbdkit(&room, "file there.raw", "there");
     wait_for_line(&mut lines, "read 4096/4096");
     drop(commands);

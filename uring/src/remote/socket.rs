@@ -18,9 +18,9 @@ use rustix::net::{
 };
 
 /// After this time in which the server has acknowledged nothing, or its window has stayed closed, a connection over TCP
-/// is taken for lost. It is long because a server that is slow, not dead, has our writes in its receive buffer, and may
-/// execute them after what is written on the next connection (decision 0060). The kernel also measures an idle connection
-/// by it, instead of by the number of probes.
+/// is taken for lost. It is long because a server that is slow, not dead, has our writes in its receive buffer, and
+/// may execute them after what is written on the next connection (decision 0060). The kernel also measures an idle
+/// connection by it, instead of by the number of probes.
 const DEAD_AFTER_MS: u32 = 300_000;
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
@@ -78,8 +78,8 @@ impl Socket {
         }
     }
 
-    /// Ends the connection at once: the engine that watches it has the socket open too, so that dropping this alone would
-    /// leave the server with a client, perhaps the only one that it accepts.
+    /// Ends the connection at once: the engine that watches it has the socket open too, so that dropping this alone
+    /// would leave the server with a client, perhaps the only one that it accepts.
     pub(super) fn end(&self) {
         // An error means that the connection has ended already.
         let _ended = shutdown(&self.0, Shutdown::Both);

@@ -1,5 +1,5 @@
-//! A model of a server: bytes in, bytes out. What it has not flushed, a restart may lose. As with a kernel's page cache,
-//! a flush that fails is reported once, and loses what it should have made durable.
+//! A model of a server: bytes in, bytes out. What it has not flushed, a restart may lose. As with a kernel's page
+//! cache, a flush that fails is reported once, and loses what it should have made durable.
 
 use crate::client::incoming::{u16_at, u32_at, u64_at};
 use crate::wire;

@@ -11,6 +11,7 @@
 
 mod listener;
 mod negotiation;
+mod process;
 mod reader;
 
 pub use listener::Listener;

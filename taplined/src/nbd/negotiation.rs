@@ -21,6 +21,7 @@ use tokio_rustls::rustls::ServerConfig;
 use uuid::Uuid;
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::process::{Contexts, DATA_MAX, Replies, ask, broken, connect, send_option};
 use super::reader::Reader;
 use crate::daemon::Daemon;
 use crate::http::{Caller, UnauthenticatedSlot, must_operate_vdi};
@@ -30,9 +31,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Time for a client over TCP to name an export with a valid token, for all that comes before.
 const ANONYMOUS: Duration = Duration::from_secs(60);
-
-/// Maximum bytes of data of an option: a name and several queries, each up to [`wire::STRING_MAX`].
-const DATA_MAX: u32 = 16 << 10;
 
 /// Bytes forwarded at a time.
 const PIECE: usize = 256 << 10;
@@ -71,23 +69,6 @@ pub struct Client {
     replies: Replies,
     contexts: Option<Contexts>,
     export: Option<Export>,
-}
-
-/// The shape of replies to requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Replies {
-    Simple,
-    Structured,
-    Extended,
-}
-
-/// The contexts that a client has set: they count until requests begin, or until it sets others.
-struct Contexts {
-    /// The name of the export, and the queries.
-    name: Vec<u8>,
-    queries: Vec<u8>,
-    /// The replies with their numbers.
-    replies: Vec<(u32, Vec<u8>)>,
 }
 
 /// The export that a client has named last.
@@ -376,7 +357,8 @@ impl Client {
         }
     }
 
-    /// Forwards requests and replies until the disk process disconnects, as it does after the client, or the token ends.
+    /// Forwards requests and replies until the disk process disconnects, as it does after the client, or until the
+    /// token ends.
     async fn transmit(self) -> io::Result<()> {
         let Client { stream, admission, export, .. } = self;
         let Some(Export { caller, process, _reader, .. }) = export else { return Ok(()) };
@@ -429,47 +411,6 @@ async fn find(daemon: &Daemon, name: String) -> Result<Found, Problem> {
     daemon.catalogue.read_for_client(found).await
 }
 
-/// Connects to a disk process, and negotiates there what the client has negotiated here.
-async fn connect(reader: &Reader, flags: u32, replies: Replies, contexts: Option<&Contexts>) -> io::Result<UnixStream> {
-    let mut process = UnixStream::connect(&reader.socket).await?;
-    let mut greeting = [0; size_of::<wire::Greeting>()];
-    process.read_exact(&mut greeting).await?;
-    process.write_all(&flags.to_be_bytes()).await?;
-    let shape = match replies {
-        Replies::Simple => None,
-        Replies::Structured => Some(wire::OPT_STRUCTURED_REPLY),
-        Replies::Extended => Some(wire::OPT_EXTENDED_HEADERS),
-    };
-    if let Some(option) = shape {
-        send_option(&mut process, option, &[]).await?;
-        if receive_reply(&mut process, option).await?.0 != wire::REP_ACK {
-            return Err(broken("the disk process does not have the shape of replies that the daemon has promised"));
-        }
-    }
-    if let Some(Contexts { queries, replies, .. }) = contexts {
-        if ask(&mut process, wire::OPT_SET_META_CONTEXT, queries).await? != *replies {
-            return Err(broken("the disk process has other contexts than before"));
-        }
-    }
-    Ok(process)
-}
-
-/// Sends an option about the only export of a disk process; returns the replies, the last of which is an
-/// acknowledgement or an error.
-async fn ask(process: &mut UnixStream, option: u32, rest: &[u8]) -> io::Result<Vec<(u32, Vec<u8>)>> {
-    // It has the empty name too.
-    send_option(process, option, &[&0_u32.to_be_bytes(), rest].concat()).await?;
-    let mut replies = Vec::new();
-    loop {
-        let reply = receive_reply(process, option).await?;
-        let is_last = reply.0 == wire::REP_ACK || reply.0 & wire::REP_IS_ERROR != 0;
-        replies.push(reply);
-        if is_last {
-            return Ok(replies);
-        }
-    }
-}
-
 /// Fails if `work` is not done by then.
 async fn timely<T>(limit: Instant, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     tokio::time::timeout_at(limit, work).await.map_err(|_| io::Error::from(ErrorKind::TimedOut))?
@@ -486,31 +427,8 @@ fn reply(option: u32, kind: u32, data: &[u8]) -> Vec<u8> {
     [header.as_bytes(), data].concat()
 }
 
-async fn send_option(process: &mut UnixStream, option: u32, data: &[u8]) -> io::Result<()> {
-    let header =
-        OptionHeader { magic: wire::OPTION_MAGIC.into(), option: option.into(), len: wire::length(data).into() };
-    process.write_all(&[header.as_bytes(), data].concat()).await
-}
-
-/// Receives a reply of a disk process to an option: its kind and its data.
-async fn receive_reply(process: &mut UnixStream, option: u32) -> io::Result<(u32, Vec<u8>)> {
-    let mut header = [0; size_of::<wire::OptionReply>()];
-    process.read_exact(&mut header).await?;
-    let header = wire::OptionReply::read_from_bytes(&header).map_err(|_| broken("a reply has no header"))?;
-    if header.magic != wire::OPTION_REPLY_MAGIC || header.option != option || header.len > DATA_MAX {
-        return Err(broken("the disk process replies to another option, or at length"));
-    }
-    let mut data = vec![0; header.len.get() as usize];
-    process.read_exact(&mut data).await?;
-    Ok((header.kind.get(), data))
-}
-
 /// Splits the data of an option into the name of an export, behind its length, and the rest.
 fn split_name(data: &[u8]) -> Option<(&[u8], &[u8])> {
     let (len, rest) = data.split_first_chunk()?;
     rest.split_at_checked(usize::try_from(u32::from_be_bytes(*len)).ok()?)
-}
-
-fn broken(what: &'static str) -> io::Error {
-    io::Error::new(ErrorKind::InvalidData, what)
 }

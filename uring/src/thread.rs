@@ -81,6 +81,9 @@ mod test {
         assert!(clock.time().unwrap() >= Duration::from_millis(2));
         drop(stop);
         thread.unwrap().join().unwrap();
-        assert_eq!(clock.time(), None);
+        // The kernel lets a thread be joined shortly before it is gone.
+        while clock.time().is_some() {
+            std::thread::yield_now();
+        }
     }
 }

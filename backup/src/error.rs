@@ -73,7 +73,8 @@ pub enum Error {
     },
     /// Content of a backup is on the target in no undamaged copy.
     #[error(
-        "the target has no sound copy of {len} bytes at {at} of backup {backup}: verify the target, and make a new backup"
+        "the target has no sound copy of {len} bytes at {at} of backup {backup}: verify the target, and make \
+         a new backup"
     )]
     Lost {
         /// The backup.

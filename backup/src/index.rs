@@ -9,6 +9,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::chunks::{Chunks, Fetched};
 use crate::codec::{Codec, Kind};
 use crate::error::{Error, damaged};
 use crate::id::{Digest, Id};
@@ -42,6 +43,19 @@ pub(crate) struct Index {
 }
 
 impl Index {
+    /// The digests of the chunks of a page; `None` if the page has no sound copy.
+    pub(crate) fn page(&self, target: &Target, chunks: &Chunks, number: u64) -> Result<Option<Vec<Digest>>, Error> {
+        let digest = usize::try_from(number).ok().and_then(|number| self.pages.get(number)).copied();
+        let count = page_chunks(target, self.record.len, number);
+        let Some(digest) = digest.filter(|digest| *digest != Digest::HOLE) else {
+            return Ok(Some(vec![Digest::HOLE; count]));
+        };
+        match chunks.fetch(target, Kind::Page, &digest, count * 32)? {
+            Fetched::Content(page) => Ok(Some(decode_page(&page))),
+            Fetched::Gone | Fetched::Damaged => Ok(None),
+        }
+    }
+
     /// Reads and checks the index of a backup.
     pub fn read(target: &Target, id: Id) -> Result<Index, Error> {
         let name = Name::backup(id);

@@ -13,11 +13,10 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use crate::chunks::{Chunks, Fetched, Frame, Packer, Place};
-use crate::codec::Kind;
+use crate::chunks::{Chunks, Frame, Packer, Place};
 use crate::error::Error;
 use crate::id::{Digest, Id};
-use crate::index::{Index, decode_page, page_chunks};
+use crate::index::Index;
 use crate::log::{Appended, Change, State, View};
 use crate::name::{Name, prefix};
 use crate::planted::Bug;
@@ -303,16 +302,13 @@ impl Target {
             if *digest == Digest::HOLE || !into.insert(*digest) {
                 continue;
             }
-            let size = page_chunks(self, index.record.len, number);
-            match chunks.fetch(self, Kind::Page, digest, size * 32)? {
-                Fetched::Content(page) => {
-                    into.extend(decode_page(&page).into_iter().filter(|digest| *digest != Digest::HOLE));
-                }
-                Fetched::Gone | Fetched::Damaged if is_needed => {
+            match index.page(self, chunks, number)? {
+                Some(page) => into.extend(page.into_iter().filter(|digest| *digest != Digest::HOLE)),
+                None if is_needed => {
                     let (at, len) = (number * self.page_span(), self.page_span());
                     return Err(Error::Lost { backup: index.record.id, at, len });
                 }
-                Fetched::Gone | Fetched::Damaged => {}
+                None => {}
             }
         }
         Ok(())

@@ -7,11 +7,10 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-use crate::chunks::{Chunks, Fetched};
-use crate::codec::Kind;
+use crate::chunks::Chunks;
 use crate::error::Error;
 use crate::id::Digest;
-use crate::index::{Index, Statistics, decode_page, page_chunks};
+use crate::index::{Index, Statistics};
 use crate::log::{Record, View};
 use crate::name::{Name, prefix};
 use crate::pack::{self, Row};
@@ -188,9 +187,11 @@ impl Target {
         for (number, digest) in (0..).zip(&index.pages) {
             let begin = number * self.page_span();
             let end = (begin + self.page_span()).min(index.record.len);
-            let size = page_chunks(self, index.record.len, number);
             if !pages.contains_key(digest) {
-                let bad = self.lost_chunks(digest, size, chunks, sound)?;
+                let is_bad = |digest: &Digest| *digest != Digest::HOLE && !sound.contains(digest);
+                let bad = index.page(self, chunks, number)?.map(|digests| {
+                    (0..).zip(&digests).filter(|(_, digest)| is_bad(digest)).map(|(chunk, _)| chunk).collect()
+                });
                 pages.insert(*digest, bad);
             }
             match pages.get(digest) {
@@ -202,22 +203,5 @@ impl Target {
             }
         }
         Ok(lost)
-    }
-
-    /// The chunks of a page without a sound copy, counted from its begin; `None` if the page has none itself.
-    fn lost_chunks(
-        &self,
-        page: &Digest,
-        size: usize,
-        chunks: &Chunks,
-        sound: &HashSet<Digest>,
-    ) -> Result<Option<Vec<u64>>, Error> {
-        if *page == Digest::HOLE {
-            return Ok(Some(Vec::new()));
-        }
-        let Fetched::Content(content) = chunks.fetch(self, Kind::Page, page, size * 32)? else { return Ok(None) };
-        let is_bad = |digest: &Digest| *digest != Digest::HOLE && !sound.contains(digest);
-        let digests = decode_page(&content);
-        Ok(Some((0..).zip(&digests).filter(|(_, digest)| is_bad(digest)).map(|(chunk, _)| chunk).collect()))
     }
 }

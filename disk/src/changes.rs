@@ -21,6 +21,8 @@ mod layout;
 #[cfg(test)]
 mod test;
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -284,7 +286,7 @@ impl ChangeMap {
         let mut bytes: Vec<u8> =
             self.changed.iter().flat_map(|word| word.to_le_bytes()).map(u8::reverse_bits).collect();
         bytes.truncate(in_memory(blocks.div_ceil(8)));
-        base64(&bytes)
+        BASE64_STANDARD.encode(&bytes)
     }
 }
 
@@ -446,19 +448,4 @@ fn newest_header(source: &mut dyn Source) -> Result<RawHeader, ImageError> {
 
 fn hex(id: MapId) -> String {
     id.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Base64 with padding (RFC 4648, 4).
-fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for group in bytes.chunks(3) {
-        let bits = group.iter().fold(0, |bits: u32, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - group.len()));
-        for digit in 0..4 {
-            let at = in_memory(u64::from(bits >> (18 - 6 * digit) & 0x3f));
-            let known = DIGITS.get(at).filter(|_| digit <= group.len());
-            text.push(known.map_or('=', |digit| char::from(*digit)));
-        }
-    }
-    text
 }

@@ -37,7 +37,7 @@ struct Outcome {
 /// - no input panics, and none makes more than 128 KiB of answers wait for a client that does not read;
 /// - answers do not depend on how the client's bytes are cut into pieces;
 /// - answers are the greeting, then option replies of the protocol's form, to options that were sent;
-/// - a session that requires TLS serves nobody, and describes no export, before STARTTLS.
+/// - a session that requires TLS serves no request, and describes no export, before STARTTLS.
 pub fn negotiation(input: &[u8]) {
     for begin in [Session::new, Session::requiring_tls] {
         let whole = negotiate(begin, input, input.len().max(1));

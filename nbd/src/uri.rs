@@ -94,13 +94,6 @@ impl FromStr for Uri {
     }
 }
 
-impl Uri {
-    /// Whether a word is meant as a URI of an export, with TLS or without.
-    pub fn is_meant(word: &str) -> bool {
-        [TCP, UNIX].iter().chain(&TLS).any(|scheme| word.starts_with(scheme))
-    }
-}
-
 impl fmt::Display for Uri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)

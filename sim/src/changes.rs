@@ -64,7 +64,7 @@ impl Tracked {
         }
     }
 
-    /// The disk goes on with what is left of it. If some is rubbish, everything may be named.
+    /// The disk continues with the remains of it. If some is rubbish, everything may be named.
     pub fn go_on(&mut self, map: &ChangeMap) {
         if map.damaged() > 0 {
             self.touch(0..u64::MAX);

@@ -51,9 +51,9 @@ use document::Document;
 
 pub use access::must_operate_vdi;
 pub use answer::Answers;
-pub use caller::{Caller, is_own};
+pub use caller::Caller;
 pub use document::text as openapi_text;
-pub use listener::{Listener, Signals, Unauthenticated, UnauthenticatedSlot, bind_local, bind_remote};
+pub use listener::{Listener, LocalSocket, Signals, Unauthenticated, UnauthenticatedSlot, bind_remote, rest, room};
 
 /// The version of the API, with which every path starts.
 const ROOT: &str = "/v1";

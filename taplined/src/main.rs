@@ -188,7 +188,7 @@ async fn serve(config: Config) -> Result<(), Problem> {
         () = nbd.serve(&daemon) => {}
         problem = damaged(&daemon) => return Err(problem),
     }
-    nbd.remove(&daemon.config);
+    nbd.remove();
     notify::stopping();
     daemon.stop().await
 }

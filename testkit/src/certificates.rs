@@ -15,7 +15,8 @@ impl Authority {
     /// A new authority, whose files are kept below `directory`, which is created.
     pub fn new(directory: &Path) -> io::Result<Authority> {
         fs::create_dir_all(directory)?;
-        certify(directory, "ca", &["-addext", "keyUsage=critical,keyCertSign,cRLSign"])?;
+        let words = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"];
+        certify(directory, ["ca-key.pem", "ca-cert.pem"], "tapline test authority", &words)?;
         Ok(Authority { directory: directory.to_owned() })
     }
 
@@ -77,16 +78,17 @@ const CONFIG: &str = "[ca]\ndefault_ca=here\n[here]\ndatabase=index\nserial=seri
                       new_certs_dir=.\ndefault_md=sha256\npolicy=any\ncrl_extensions=crl\ndefault_crl_days=2\n\
                       [any]\ncommonName=supplied\n[crl]\nauthorityKeyIdentifier=keyid:always\n";
 
-/// Creates a key and a self-signed certificate.
-fn certify(directory: &Path, name: &str, words: &[&str]) -> io::Result<()> {
+/// Creates a key and a certificate of this name in these files; self-signed, unless an option names the issuer (`-CA`).
+pub fn certify(directory: &Path, [key, certificate]: [&str; 2], name: &str, options: &[&str]) -> io::Result<()> {
     let make = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"];
-    let (key, certificate) = (format!("{name}-key.pem"), format!("{name}-cert.pem"));
-    let files = ["-keyout", &key, "-out", &certificate, "-subj", "/CN=tapline test authority"];
-    openssl(directory, &[&make[..], &files, words].concat())
+    let subject = format!("/CN={name}");
+    let files = ["-keyout", key, "-out", certificate, "-subj", &subject];
+    openssl(directory, &[&make[..], &files, options].concat())
 }
 
 fn openssl(directory: &Path, words: &[&str]) -> io::Result<()> {
-    let made = Command::new("openssl").args(words).current_dir(directory).output()?;
+    let made = Command::new("openssl").args(words).current_dir(directory).output();
+    let made = made.map_err(|error| io::Error::other(format!("openssl: {error}; `make prepare` installs it")))?;
     if made.status.success() {
         return Ok(());
     }

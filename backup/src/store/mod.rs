@@ -67,8 +67,8 @@ impl StoreErrorKind {
             Self::NoSpace => "the target is full: free space or prune backups, and repeat; data sent so far is kept",
             Self::Vanished => "the target is not reachable: check the mount, the server or the network, and repeat",
             Self::Unsuitable => {
-                "the file system can neither rename without replacing nor make hard links, which two hosts on one target \
-                 need; use another file system"
+                "the file system can neither rename without replacing nor make hard links, which two hosts on one \
+                 target need; use another file system"
             }
             Self::Io => "the storage failed: check the server or the disk, and repeat",
         }

@@ -212,10 +212,10 @@ impl World {
             let chunks = crate::chunks::Chunks::load(&target, |_| false).map_err(|error| error.to_string())?;
             for (page, digest) in index.pages.iter().enumerate().filter(|(_, digest)| **digest != crate::Digest::HOLE) {
                 live.insert(*digest);
-                let size = crate::index::page_chunks(&target, record.len, page as u64) * 32;
-                let fetched = chunks.fetch(&target, crate::codec::Kind::Page, digest, size);
-                let Ok(crate::chunks::Fetched::Content(page)) = fetched else { return Err("a page is gone".into()) };
-                live.extend(crate::index::decode_page(&page));
+                let Ok(Some(page)) = index.page(&target, &chunks, page as u64) else {
+                    return Err("a page is gone".into());
+                };
+                live.extend(page);
             }
         }
         for name in names.iter().filter(|name| name.as_str().starts_with("packs/")) {

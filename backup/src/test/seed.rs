@@ -11,7 +11,7 @@ pub(crate) fn set(seed: u64) {
     RANDOM.with_borrow_mut(|random| *random = Some(fastrand::Rng::with_seed(seed)));
 }
 
-/// Fills with bytes by the seed; false if there is none.
+/// Fills with bytes by the seed; false if no seed is set.
 pub(crate) fn fill(bytes: &mut [u8]) -> bool {
     RANDOM.with_borrow_mut(|random| random.as_mut().map(|random| random.fill(bytes)).is_some())
 }

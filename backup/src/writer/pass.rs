@@ -7,11 +7,11 @@ use std::ops::Range;
 
 use super::changed::Changed;
 use super::{Control, Finished, Job};
-use crate::chunks::{Chunks, Fetched, Frame, Packer};
+use crate::chunks::{Chunks, Frame, Packer};
 use crate::codec::{Compressor, Kind};
 use crate::error::Error;
 use crate::id::{Digest, Id};
-use crate::index::{Index, Statistics, chunk_len, content, decode_page, encode_page, page_chunks};
+use crate::index::{Index, Statistics, chunk_len, content, encode_page};
 use crate::log::Record;
 use crate::target::Target;
 
@@ -184,18 +184,8 @@ impl<'a> Pass<'a> {
         }
         let number = range.start / self.target.page_span();
         if self.base_page.as_ref().is_none_or(|(page, _)| *page != number) {
-            let digest = usize::try_from(number).ok().and_then(|number| index.pages.get(number));
-            let digest = digest.copied().unwrap_or(Digest::HOLE);
-            let chunks = page_chunks(self.target, index.record.len, number);
-            let page = if digest == Digest::HOLE {
-                vec![Digest::HOLE; chunks]
-            } else {
-                match self.chunks.fetch(self.target, Kind::Page, &digest, chunks * 32)? {
-                    Fetched::Content(page) => decode_page(&page),
-                    // The base is damaged. The source has it all.
-                    Fetched::Gone | Fetched::Damaged => Vec::new(),
-                }
-            };
+            // Where the base is damaged, the source has it all.
+            let page = index.page(self.target, self.chunks, number)?.unwrap_or_default();
             self.base_page = Some((number, page));
         }
         let within = (range.start % self.target.page_span()) / self.target.chunk();

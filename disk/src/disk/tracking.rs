@@ -47,12 +47,11 @@ impl Changes {
         map
     }
 
-    /// Drops the maps that are written no more. Returns whether requests need not wait for one any more.
-    fn drop_ended(&mut self) -> bool {
+    /// Drops the maps that are written no more.
+    fn drop_ended(&mut self) {
         self.sealing.retain(|map| !map.is_over());
         let ended = self.current.take_if(|map| map.is_over() && map.state() != MapState::Doubtful);
-        self.given_up |= ended.as_ref().is_some_and(|map| map.state() == MapState::Invalid);
-        ended.is_some()
+        self.given_up |= ended.is_some_and(|map| map.state() == MapState::Invalid);
     }
 }
 

@@ -57,7 +57,7 @@ const PIECE: u64 = 1 << 20;
 const ZERO_PIECE: u64 = 1 << 30;
 /// Maximum size of the payload of kept writes. At half of it the client flushes.
 const KEPT_MAX: u64 = 32 << 20;
-// A write that waits for room must not wait for ever: below half of the bound there is room for one.
+// A write that waits for room must not wait forever: below half of the bound there is room for one.
 const _: () = assert!(PIECE <= KEPT_MAX / 2);
 
 /// EIO, EINVAL and EROFS.

@@ -157,7 +157,7 @@ fn a_reply_that_violates_the_protocol_ends_the_connection() {
         ("a part is missing", chunk(last, offset, 1, &data(512, &[0; 511]))),
         ("nothing, and no end", chunk(0, wire::CHUNK_NONE, 1, b"")),
         ("a status of a read", chunk(last, wire::CHUNK_BLOCK_STATUS, 1, &[0; 12])),
-        ("an error that is none", chunk(last, wire::CHUNK_ERROR, 1, &[0; 6])),
+        ("an error chunk without an error", chunk(last, wire::CHUNK_ERROR, 1, &[0; 6])),
     ];
     for (what, bytes) in cases {
         let mut client = up(true);

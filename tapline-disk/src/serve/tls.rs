@@ -20,8 +20,8 @@ const AUTHORITY: &str = "ca-cert.pem";
 const REVOKED: &str = "ca-crl.pem";
 
 /// Advice for files that are missing.
-const ADVICE: &str = "the directory needs server-cert.pem, server-key.pem and ca-cert.pem; docs/nbd.md says how to make \
-                      them";
+const ADVICE: &str = "the directory needs server-cert.pem, server-key.pem and ca-cert.pem; docs/nbd.md says how to \
+                      make them";
 
 /// Reads the settings of TLS, if the command line requests it.
 pub fn read(serve: &Serve) -> Result<Option<Tls>, Failure> {

@@ -27,7 +27,7 @@ use crate::panics;
 use local::Local;
 use remote::Remote;
 
-pub use local::bind as bind_local;
+pub use local::LocalSocket;
 pub use remote::bind as bind_remote;
 pub use unauthenticated::{Unauthenticated, UnauthenticatedSlot};
 
@@ -109,8 +109,14 @@ impl Listener {
 }
 
 /// A limit on the number of connections.
-fn room(connections: u32) -> Arc<Semaphore> {
+pub fn room(connections: u32) -> Arc<Semaphore> {
     Arc::new(Semaphore::new((connections as usize).min(Semaphore::MAX_PERMITS)))
+}
+
+/// Reports a failed accept, and pauses.
+pub async fn rest(error: &std::io::Error) {
+    tracing::warn!(%error, "a connection could not be accepted");
+    tokio::time::sleep(REST).await;
 }
 
 /// Serves HTTP until the connection ends; when the daemon stops, only until the current request is answered.

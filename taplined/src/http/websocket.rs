@@ -7,6 +7,8 @@ use std::io::{self, Error, ErrorKind};
 
 use axum::http::HeaderMap;
 use axum::http::header::{HeaderValue, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION, UPGRADE};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
@@ -47,27 +49,13 @@ pub fn accept(headers: &HeaderMap) -> Option<HeaderValue> {
     let is_known = headers.get(SEC_WEBSOCKET_VERSION)?.as_bytes() == b"13";
     let key = headers.get(SEC_WEBSOCKET_KEY).filter(|_| is_websocket && is_known)?.to_str().ok()?;
     let hash = digest(&SHA1_FOR_LEGACY_USE_ONLY, format!("{key}{KEY_SUFFIX}").as_bytes());
-    HeaderValue::from_str(&base64(hash.as_ref())).ok()
+    HeaderValue::from_str(&BASE64_STANDARD.encode(hash)).ok()
 }
 
 /// The subprotocols that a client offers, in its order of preference.
 pub fn offered(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     let values = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).map(str::trim)
-}
-
-/// Base64 with padding (RFC 4648, 4).
-fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::new();
-    for group in bytes.chunks(3) {
-        let bits = group.iter().fold(0, |bits: u32, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - group.len()));
-        for digit in 0..4 {
-            let at = bits >> (18 - 6 * digit) & 0x3f;
-            text.push(if digit <= group.len() { char::from(DIGITS[at as usize]) } else { '=' });
-        }
-    }
-    text
 }
 
 /// Relays bytes between a client and a stream until one of them ends.
@@ -213,7 +201,7 @@ mod test {
 
     #[test]
     fn base64_has_the_padding_of_the_rfc() {
-        let all = ["", "f", "fo", "foo", "foob"].map(|text| base64(text.as_bytes()));
+        let all = ["", "f", "fo", "foo", "foob"].map(|text| BASE64_STANDARD.encode(text));
         assert_eq!(all, ["", "Zg==", "Zm8=", "Zm9v", "Zm9vYg=="]);
     }
 

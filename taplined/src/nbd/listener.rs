@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use api::Problem;
 use rustix::net::sockopt;
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::negotiation::{Admission, Client};
@@ -16,10 +16,7 @@ use crate::background;
 use crate::certificate::Certificate;
 use crate::config::Config;
 use crate::daemon::Daemon;
-use crate::http::{Caller, Unauthenticated, bind_local, bind_remote, is_own};
-
-/// Pause after a failed accept, for example because of too many open files, which is temporary.
-const REST: Duration = Duration::from_millis(100);
+use crate::http::{LocalSocket, Unauthenticated, bind_remote, rest, room};
 
 /// A peer that is gone without a word is noticed within about a minute, if nothing is being sent to it.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
@@ -32,11 +29,9 @@ const USER_TIMEOUT_MS: u32 = 600_000;
 /// The listening sockets.
 #[derive(Debug)]
 pub struct Listener {
-    local: UnixListener,
+    local: LocalSocket,
     remote: Vec<TcpListener>,
     certificate: Option<Arc<Certificate>>,
-    /// Whether the Unix socket is open to a group.
-    group: bool,
     local_connections: Arc<Semaphore>,
     remote_connections: Arc<Semaphore>,
     unauthenticated: Unauthenticated,
@@ -53,10 +48,9 @@ impl Listener {
             .map(|address| bind_remote(address, "nbd.listen", "serving NBD"))
             .collect::<Result<_, _>>()?;
         Ok(Listener {
-            local: bind_local(config, &config.nbd_socket())?,
+            local: LocalSocket::bind(config, config.nbd_socket())?,
             remote,
             certificate,
-            group: config.api.group.is_some(),
             local_connections: room(most),
             remote_connections: room(most),
             unauthenticated: Unauthenticated::among(most),
@@ -74,7 +68,7 @@ impl Listener {
         // While all connections are in use, new ones wait in the socket's queue.
         while let Ok(permit) = self.local_connections.clone().acquire_owned().await {
             match self.local.accept().await {
-                Ok((stream, _)) => serve(self.of_this_host(stream), daemon, permit, ended),
+                Ok(stream) => serve(self.of_this_host(stream), daemon, permit, ended),
                 Err(error) => rest(&error).await,
             }
         }
@@ -90,10 +84,8 @@ impl Listener {
     }
 
     /// Removes the Unix socket. Called before the next daemon can have created its own.
-    pub fn remove(&self, config: &Config) {
-        if let Err(error) = std::fs::remove_file(config.nbd_socket()) {
-            tracing::warn!(%error, "the socket could not be removed");
-        }
+    pub fn remove(&self) {
+        self.local.remove();
     }
 
     /// Accepts the next connection at any address; never returns if there is none.
@@ -105,21 +97,10 @@ impl Listener {
         }
     }
 
-    /// A user of this host, if it may use the API: root, the daemon's own user, and members of the socket's group.
+    /// A user of this host, if it may use the daemon.
     fn of_this_host(&self, stream: UnixStream) -> Option<Client> {
-        match stream.peer_cred() {
-            Ok(peer) if is_own(peer.uid()) || self.group => {
-                Some(Client::new(Box::new(stream), Admission::Granted(Caller::Local { uid: peer.uid() })))
-            }
-            Ok(peer) => {
-                tracing::warn!(uid = peer.uid(), "a user may not use the NBD address");
-                None
-            }
-            Err(error) => {
-                tracing::warn!(%error, "the peer's credentials could not be read");
-                None
-            }
-        }
+        let caller = self.local.who(&stream).inspect_err(|problem| tracing::warn!("{problem}")).ok()?;
+        Some(Client::new(Box::new(stream), Admission::Granted(caller)))
     }
 
     /// A client that has to prove who it is; `None` if too many of its address have not yet.
@@ -137,11 +118,6 @@ impl Listener {
     }
 }
 
-/// A limit on the number of connections.
-fn room(connections: u32) -> Arc<Semaphore> {
-    Arc::new(Semaphore::new((connections as usize).min(Semaphore::MAX_PERMITS)))
-}
-
 fn set_options(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(stream, true)?;
@@ -149,11 +125,6 @@ fn set_options(stream: &TcpStream) -> std::io::Result<()> {
     sockopt::set_tcp_keepintvl(stream, KEEPALIVE_INTERVAL)?;
     sockopt::set_tcp_keepcnt(stream, KEEPALIVE_COUNT)?;
     Ok(sockopt::set_tcp_user_timeout(stream, USER_TIMEOUT_MS)?)
-}
-
-async fn rest(error: &std::io::Error) {
-    tracing::warn!(%error, "a connection could not be accepted");
-    tokio::time::sleep(REST).await;
 }
 
 /// Serves a client in a task of its own.

@@ -162,15 +162,18 @@ pub(super) fn validate(header: &Header, negotiated: Negotiated, geometry: &Geome
         Ok(span) if fast && (flags & wire::CMD_FLAG_NO_HOLE != 0 || !is_aligned(span, geometry)) => {
             refuse(Errno::NotSupported, "zeroes with NO_HOLE, or in partial blocks, must be written")
         }
-        Ok(span) => Verdict::Serve(DiskRequest {
-            operation,
-            span: first_part(operation, span),
-            rest: span.len - first_part(operation, span).len,
-            flush_after: durable && operation == Operation::Discard,
-            one_extent: flags & wire::CMD_FLAG_REQ_ONE != 0,
-            fast,
-            discard_result: header.kind == wire::CMD_CACHE,
-        }),
+        Ok(whole) => {
+            let span = first_part(operation, whole);
+            Verdict::Serve(DiskRequest {
+                operation,
+                span,
+                rest: whole.len - span.len,
+                flush_after: durable && operation == Operation::Discard,
+                one_extent: flags & wire::CMD_FLAG_REQ_ONE != 0,
+                fast,
+                discard_result: header.kind == wire::CMD_CACHE,
+            })
+        }
     }
 }
 

@@ -28,7 +28,7 @@ use super::super::Refusal;
 use super::super::caller::Caller;
 use super::super::{dashboard, websocket};
 use super::unauthenticated::{Unauthenticated, UnauthenticatedSlot};
-use super::{REST, converse, room};
+use super::{converse, rest, room};
 use crate::background;
 use crate::certificate::Certificate;
 use crate::config::Config;
@@ -105,10 +105,7 @@ impl Remote {
                         drop(permit);
                     });
                 }
-                (Err(error), _) => {
-                    tracing::warn!(%error, "a connection could not be accepted");
-                    tokio::time::sleep(REST).await;
-                }
+                (Err(error), _) => rest(&error).await,
                 (_, Err(_)) => return,
             }
         }

@@ -44,14 +44,8 @@ impl Answer {
 
 /// Creates a key and a certificate. Without an issuer, it is self-signed.
 fn certify(directory: &Path, name: &str, words: &[&str]) {
-    let made = Command::new("openssl")
-        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"])
-        .args(["-keyout", &format!("{name}.key"), "-out", &format!("{name}.pem"), "-subj", &format!("/CN={name}")])
-        .args(words)
-        .current_dir(directory)
-        .output()
-        .unwrap_or_else(|error| panic!("openssl: {error}; `make prepare` installs it"));
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let files = [format!("{name}.key"), format!("{name}.pem")];
+    testkit::certificates::certify(directory, [&files[0], &files[1]], name, words).unwrap();
 }
 
 impl Authority {

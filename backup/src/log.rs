@@ -11,7 +11,8 @@
 //!
 //! - *Publishing keeps it.* The writer found each chunk in a pack that existed; at the number before its own no such
 //!   pack is doomed and, if there was a state meanwhile, each exists still. Only doomed packs are deleted, and names
-//!   are never given out again, so a pack that exists and is not doomed has never been doomed.
+//!   are never given out again, so a pack that exists and is not doomed has never been doomed. That a pack was found
+//!   does not prove that it is durable: each append settles all packs first.
 //! - *A state keeps it.* The pruner dooms a pack only if, at the number before its own, each chunk of each published
 //!   backup has a place in another pack that it read, and that is not doomed.
 //! - *Deletion keeps it*, since only what a confirmed state dooms is deleted.
@@ -169,6 +170,9 @@ impl View {
     /// Appends a change that is right for the state that this view shows. After an error the change may be in the log
     /// or not.
     pub fn append(&self, target: &Target, change: Change) -> Result<Appended, Error> {
+        if !target.has(Bug::FoundTakenForDurable) {
+            target.store.settle(prefix::PACKS)?;
+        }
         let number = self.last + 1;
         let name = Name::log(target.id(), number);
         let entry = Entry { id: Id::random(), change };

@@ -85,6 +85,11 @@ impl Name {
         Id::parse(self.0.strip_prefix(prefix::BACKUPS)?)
     }
 
+    /// The directory of the object; empty for the root.
+    pub(crate) fn directory(&self) -> &str {
+        self.0.rsplit_once('/').map_or("", |(directory, _)| directory)
+    }
+
     /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0

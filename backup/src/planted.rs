@@ -18,6 +18,8 @@ pub(crate) enum Bug {
     CutOffAccepted,
     /// An incremental backup takes whichever base is named.
     AnyBase,
+    /// What was found on the target counts as durable.
+    FoundTakenForDurable,
     /// Doomed objects are forgotten without looking whether they are gone.
     DoomForgotten,
 }

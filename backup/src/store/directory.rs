@@ -2,18 +2,21 @@
 //!
 //! An object is written under a temporary name in `tmp/`, synced, and given its name by a rename that does not replace;
 //! where the file system has none (NFS), by a hard link. Then the directory is synced. Knows nothing of what objects
-//! contain.
+//! contain. A directory or an object that another process has created is seen before it is durable, so neither is taken
+//! for durable because it exists.
 //!
 //! Invariants: the root is held open, so a mount that goes away is an error and never another directory. A temporary
 //! name is random and used once. A temporary file that someone removes costs its writer a second attempt and nothing
 //! else, so no proof of a writer's death is needed to remove one.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
@@ -29,6 +32,8 @@ const ATTEMPTS: u32 = 8;
 #[derive(Debug)]
 pub struct Directory {
     root: OwnedFd,
+    /// Directories that are known to be durable in their parents.
+    durable: Mutex<HashSet<String>>,
 }
 
 /// Result of an attempt to give a temporary file its name.
@@ -44,7 +49,7 @@ impl Directory {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = retried(|| fs::open(path, flags, Mode::empty()))
             .map_err(|errno| failure("open the directory", &path.display().to_string(), errno))?;
-        Ok(Directory { root })
+        Ok(Directory { root, durable: Mutex::default() })
     }
 
     fn open_object(&self, attempt: &'static str, name: &Name) -> Result<File, StoreError> {
@@ -60,20 +65,60 @@ impl Directory {
         for (at, _) in text.match_indices('/') {
             let directory = text.get(..at).unwrap_or_default();
             match retried(|| fs::mkdirat(&self.root, directory, Mode::from_raw_mode(0o755))) {
-                Ok(()) => self.sync_parent(directory)?,
-                Err(Errno::EXIST) => {}
+                Err(Errno::EXIST) if self.durable().contains(directory) => {}
+                Ok(()) | Err(Errno::EXIST) => {
+                    self.sync_parent(directory)?;
+                    self.durable().insert(directory.to_owned());
+                }
                 Err(errno) => return Err(failure("create the directory", directory, errno)),
             }
         }
         Ok(())
     }
 
+    fn durable(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.durable.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn sync_parent(&self, name: &str) -> Result<(), StoreError> {
         let parent = name.rsplit_once('/').map_or(".", |(parent, _)| parent);
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        retried(|| fs::openat(&self.root, parent, flags, Mode::empty()))
-            .and_then(|directory| fs::fsync(directory.as_fd()))
-            .map_err(|errno| failure("sync the directory of", name, errno))
+        self.sync_directory(parent).map(|_| ())
+    }
+
+    /// Syncs a directory, and returns it.
+    fn sync_directory(&self, directory: &str) -> Result<OwnedFd, StoreError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let opened = retried(|| fs::openat(&self.root, directory, flags, Mode::empty()));
+        opened
+            .and_then(|opened| fs::fsync(opened.as_fd()).map(|()| opened))
+            .map_err(|errno| failure("sync the directory", directory, errno))
+    }
+
+    /// Syncs a directory and those in it.
+    fn sync_below(&self, directory: &str) -> Result<(), StoreError> {
+        let opened = match self.sync_directory(directory) {
+            Err(error) if super::is_missing(&error) => return Ok(()),
+            opened => opened?,
+        };
+        let failed = |errno| failure("list", directory, errno);
+        for entry in Dir::read_from(&opened).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let path = entry.file_name().to_str().ok().map(|file| format!("{directory}/{file}"));
+            let Some(name) = path.as_deref().and_then(Name::parse) else { continue };
+            // NFS may not say what an entry is.
+            if matches!(entry.file_type(), FileType::Directory | FileType::Unknown) && self.is_directory(&name)? {
+                self.sync_below(name.as_str())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_directory(&self, name: &Name) -> Result<bool, StoreError> {
+        match fs::statat(&self.root, name.as_str(), AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory),
+            Err(Errno::NOENT) => Ok(false),
+            Err(errno) => Err(failure("list", name.as_str(), errno)),
+        }
     }
 
     /// Writes and syncs a temporary file.
@@ -208,6 +253,11 @@ impl ObjectStore for Directory {
             Err(Errno::NOENT) => Ok(()),
             Err(errno) => Err(failure("delete", name.as_str(), errno)),
         }
+    }
+
+    fn settle(&self, prefix: &str) -> Result<(), StoreError> {
+        self.sync_directory(".")?;
+        self.sync_below(prefix.trim_end_matches('/'))
     }
 }
 

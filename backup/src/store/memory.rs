@@ -4,7 +4,7 @@
 //! Several handles are several hosts on one target. Knows nothing of what objects contain. The order of steps in a
 //! `put` is that of `directory.rs`: temporary file, its sync, its name, the sync of the directory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,13 +22,15 @@ pub enum Moment {
     Writing,
     /// The temporary file is complete and has no name; or it had one that was not synced and is lost.
     Unnamed,
+    /// The object has its name, which was not synced: others see it until [`Memory::lose_power`].
+    Unsynced,
     /// All has happened, and the answer is lost.
     After,
 }
 
 impl Moment {
     /// All moments, in order.
-    pub const ALL: [Moment; 4] = [Moment::Before, Moment::Writing, Moment::Unnamed, Moment::After];
+    pub const ALL: [Moment; 5] = [Moment::Before, Moment::Writing, Moment::Unnamed, Moment::Unsynced, Moment::After];
 }
 
 /// A fault of one call.
@@ -41,7 +43,19 @@ pub enum Fault {
 }
 
 /// Objects that all handles share.
-type Objects = BTreeMap<Name, Vec<u8>>;
+#[derive(Clone, Default)]
+struct Objects {
+    found: BTreeMap<Name, Vec<u8>>,
+    /// Those whose names a power loss takes.
+    unsynced: BTreeSet<Name>,
+}
+
+impl Objects {
+    /// Syncs the directories of these names.
+    fn sync(&mut self, is_in: impl Fn(&Name) -> bool) {
+        self.unsynced.retain(|name| !is_in(name));
+    }
+}
 
 /// What is called before each call of a handle: a test may decide there which host is next.
 type Gate = Arc<dyn Fn() + Send + Sync>;
@@ -115,19 +129,27 @@ impl Memory {
 
     /// Names of all objects, temporary files included.
     pub fn names(&self) -> Vec<Name> {
-        self.objects().keys().cloned().collect()
+        self.objects().found.keys().cloned().collect()
     }
 
     /// The bytes of an object.
     pub fn bytes(&self, name: &Name) -> Option<Vec<u8>> {
-        self.objects().get(name).cloned()
+        self.objects().found.get(name).cloned()
+    }
+
+    /// The storage loses its power: names that were not synced are gone.
+    pub fn lose_power(&self) {
+        let mut objects = self.objects();
+        let Objects { found, unsynced } = &mut *objects;
+        found.retain(|name, _| !unsynced.contains(name));
+        unsynced.clear();
     }
 
     /// Replaces or removes an object, as no call of a store does.
     pub fn set(&self, name: &Name, bytes: Option<Vec<u8>>) {
         match bytes {
-            Some(bytes) => self.objects().insert(name.clone(), bytes),
-            None => self.objects().remove(name),
+            Some(bytes) => self.objects().found.insert(name.clone(), bytes),
+            None => self.objects().found.remove(name),
         };
     }
 
@@ -173,7 +195,7 @@ impl ObjectStore for Memory {
         let fault = self.begin("create", name.as_str())?;
         let mut objects = self.objects();
         let leave = |objects: &mut Objects, bytes: &[u8]| {
-            objects.insert(Name::temporary(Id::random()), bytes.to_vec());
+            objects.found.insert(Name::temporary(Id::random()), bytes.to_vec());
         };
         match fault {
             Some((Moment::Writing, error)) => {
@@ -186,17 +208,22 @@ impl ObjectStore for Memory {
             }
             _ => {}
         }
-        if objects.contains_key(name) {
+        if objects.found.contains_key(name) {
             return Err(StoreError::new(StoreErrorKind::Exists, "create", name.as_str(), None));
         }
-        objects.insert(name.clone(), bytes.to_vec());
+        objects.found.insert(name.clone(), bytes.to_vec());
+        if fault.as_ref().is_some_and(|(moment, _)| *moment == Moment::Unsynced) {
+            objects.unsynced.insert(name.clone());
+        } else {
+            objects.sync(|other| other.directory() == name.directory());
+        }
         fault.map_or(Ok(()), |(_, error)| Err(error))
     }
 
     fn get(&self, name: &Name, range: Range<u64>) -> Result<Vec<u8>, StoreError> {
         self.begin_read("read", name.as_str())?;
         let objects = self.objects();
-        let found = objects.get(name);
+        let found = objects.found.get(name);
         let bytes = found.ok_or_else(|| StoreError::new(StoreErrorKind::NotFound, "read", name.as_str(), None))?;
         let clamp = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(bytes.len());
         Ok(bytes.get(clamp(range.start)..clamp(range.end)).unwrap_or_default().to_vec())
@@ -205,14 +232,14 @@ impl ObjectStore for Memory {
     fn size(&self, name: &Name) -> Result<u64, StoreError> {
         self.begin_read("find", name.as_str())?;
         let objects = self.objects();
-        let found = objects.get(name).map(|bytes| u64::try_from(bytes.len()).unwrap_or(u64::MAX));
+        let found = objects.found.get(name).map(|bytes| u64::try_from(bytes.len()).unwrap_or(u64::MAX));
         found.ok_or_else(|| StoreError::new(StoreErrorKind::NotFound, "find", name.as_str(), None))
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<(Name, u64)>, StoreError> {
         self.begin_read("list", prefix)?;
         let size = |bytes: &Vec<u8>| u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-        let now: Vec<_> = self.objects().iter().map(|(name, bytes)| (name.clone(), size(bytes))).collect();
+        let now: Vec<_> = self.objects().found.iter().map(|(name, bytes)| (name.clone(), size(bytes))).collect();
         let mut host = self.state();
         let is_even = host.calls % 2 == 0;
         let shown = match &mut host.late {
@@ -229,8 +256,16 @@ impl ObjectStore for Memory {
     fn delete(&self, name: &Name) -> Result<(), StoreError> {
         let fault = self.begin("delete", name.as_str())?;
         if fault.as_ref().is_none_or(|(moment, _)| *moment == Moment::After) {
-            self.objects().remove(name);
+            let mut objects = self.objects();
+            objects.found.remove(name);
+            objects.sync(|other| other.directory() == name.directory());
         }
         fault.map_or(Ok(()), |(_, error)| Err(error))
+    }
+
+    fn settle(&self, prefix: &str) -> Result<(), StoreError> {
+        self.begin_read("sync", prefix)?;
+        self.objects().sync(|name| name.as_str().starts_with(prefix));
+        Ok(())
     }
 }

@@ -8,6 +8,8 @@
 //! - `put` is atomic and create-only, and the object is durable when it returns. Of two writers of one name one wins.
 //!   No object is ever replaced: there is no such call.
 //! - `delete` is durable when it returns.
+//! - `settle` makes durable all objects below a prefix that a call has shown: the put of another writer, which may be
+//!   dead, has named them, and not necessarily returned.
 //! - `get`, `size`, `put` and `delete` of one name are linearizable over all hosts.
 //! - `list` may be late: it may miss new objects and show deleted ones.
 
@@ -39,6 +41,9 @@ pub trait ObjectStore: Send + Sync {
 
     /// Deletes an object; durable when it returns. An object that does not exist is no error.
     fn delete(&self, name: &Name) -> Result<(), StoreError>;
+
+    /// Makes all objects durable that exist below `prefix`, also those of writers that died before `put` returned.
+    fn settle(&self, prefix: &str) -> Result<(), StoreError>;
 }
 
 /// Kinds of failures of a store that callers treat differently.

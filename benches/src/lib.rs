@@ -11,6 +11,7 @@ mod budget;
 mod idle;
 mod idle_vm;
 mod live;
+mod nbd;
 mod plug;
 mod server;
 mod shares;
@@ -49,6 +50,8 @@ pub enum Bench {
     Plug(Arguments),
     /// A list of many VDIs; and plugs alone and with many clients, with the cost of these
     Api(api::Plan),
+    /// Whole disks copied over NBD, in the clear and over TLS, from servers and by clients
+    Nbd(nbd::Options),
     /// Performance targets of Tapline relative to its peers
     Targets(targets::Options),
     /// Backends of a Xen guest's disks, counted in instructions: blkback, qdisk, tapline
@@ -119,6 +122,7 @@ pub fn run(bench: &Bench) -> Result<(), String> {
         Bench::Plug(arguments) => (plug::run, arguments),
         Bench::IdleVm(options) => return idle_vm::run(options),
         Bench::Api(plan) => return api::run(plan),
+        Bench::Nbd(options) => return nbd::run(options),
         Bench::Targets(options) => return targets::run(options),
         Bench::Shares(options) => return shares::run(options),
         Bench::Xen(options) => return testbed::xen::compare::run(options),

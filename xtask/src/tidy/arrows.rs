@@ -67,7 +67,7 @@ const ARROWS: &[Arrow] = &[
     Arrow { package: "testkit", may_use: &["memory"], tests_may_use: &[] },
     Arrow { package: "testbed", may_use: &["control", "sim", "stats", "vm"], tests_may_use: &[] },
     Arrow { package: "model", may_use: &["sim", "testbed", "testkit"], tests_may_use: &[] },
-    Arrow { package: "bench", may_use: &["control", "testbed", "vm"], tests_may_use: &[] },
+    Arrow { package: "bench", may_use: &["control", "testbed", "testkit", "vm"], tests_may_use: &[] },
     Arrow { package: "xtask", may_use: &["bench", "model", "sim", "testbed"], tests_may_use: &[] },
     // The client of the benchmarks must not share code with what it measures.
     Arrow { package: "bench-client", may_use: &[], tests_may_use: &[] },

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use testbed::figures::median;
 use testbed::options::{positive, whole_path};
-use testbed::programs::released;
+use testbed::programs::build_released;
 use testkit::certificates::Authority;
 
 use crate::server::Server;
@@ -91,7 +91,7 @@ struct Place {
 
 /// Measures all rows.
 pub fn run(options: &Options) -> Result<(), String> {
-    released(None)?;
+    build_released(&["tapline-disk"])?;
     let place = Place::new(options)?;
     let mut report = Vec::new();
     for row in ROWS {

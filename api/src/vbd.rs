@@ -25,6 +25,9 @@ pub struct Vbd {
     pub bootable: bool,
     /// The transport over which the disk is served.
     pub transport: Transport,
+    /// Whether it is for clients of the daemon's NBD address; it is removed after the last one.
+    #[serde(default)]
+    pub for_nbd_address: bool,
     /// Number of queues offered to the guest.
     pub queues: u16,
     /// Words to find it by.
@@ -71,6 +74,7 @@ impl Vbd {
             mode: Mode::ReadWrite,
             bootable: false,
             transport,
+            for_nbd_address: false,
             queues: 1,
             tags: Tags::default(),
             other_config: OtherConfig::default(),

@@ -196,7 +196,11 @@ fn last_problem(vbd: &Vbd) -> String {
 
 const COLUMNS: &[VbdColumn] = &[
     VbdColumn::new("uuid", |vbd, uuids| uuids.show(vbd.uuid)),
-    VbdColumn::new("vm", |vbd, uuids| vbd.vm.map_or("-".into(), |vm| uuids.named(vm))),
+    VbdColumn::new("vm", |vbd, uuids| match vbd.vm {
+        Some(vm) => uuids.named(vm),
+        None if vbd.for_nbd_address => "NBD address".into(),
+        None => "-".into(),
+    }),
     VbdColumn::new("vdi", |vbd, uuids| uuids.named(vbd.vdi)),
     VbdColumn::new("position", |vbd, _| vbd.position.to_string()).right().if_room(),
     VbdColumn::new("mode", |vbd, _| word::of(&vbd.mode)),

@@ -123,7 +123,7 @@ impl Tx<'_> {
         let doing = if by.mode == Mode::ReadWrite { "written" } else { "read" };
         let (who, advice) = match self.find_task(by.holder)? {
             Some(task) => (format!("the task {} {}", task.verb, task.uuid), advice(&task)),
-            None if self.is_nbd_vbd(by.holder)? => {
+            None if self.find_vbd(by.holder)?.is_some_and(|vbd| vbd.for_nbd_address) => {
                 let who = format!("clients of the daemon's NBD address (VBD {})", by.holder);
                 (who, "wait until they have disconnected, or disconnect them".into())
             }

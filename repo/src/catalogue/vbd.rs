@@ -25,7 +25,7 @@ pub struct Process {
 }
 
 /// The columns of a VBD, and the state of its VDI's own image and its repository, on which its health depends.
-const COLUMNS: &str = "vbd.*,
+const COLUMNS: &str = "vbd.*, EXISTS (SELECT 1 FROM nbd_vbd WHERE nbd_vbd.vbd = vbd.uuid) AS for_nbd_address,
     (SELECT image.state FROM vdi JOIN image ON image.uuid = vdi.image WHERE vdi.uuid = vbd.vdi) AS image_state,
     (SELECT image.sr FROM vdi JOIN image ON image.uuid = vdi.image WHERE vdi.uuid = vbd.vdi) AS sr";
 
@@ -42,6 +42,7 @@ fn of_row(row: &Row<'_>, health: &HealthBoard) -> rusqlite::Result<Vbd> {
         mode: row.get::<_, Word<_>>("mode")?.0,
         bootable: row.get("bootable")?,
         transport: row.get::<_, Word<_>>("transport")?.0,
+        for_nbd_address: row.get("for_nbd_address")?,
         queues: row.get("queues")?,
         tags,
         other_config,
@@ -98,11 +99,6 @@ impl View<'_> {
     /// The VBDs that were made for clients of the daemon's NBD address ([`Tx::add_nbd_vbd`]).
     pub fn nbd_vbds(&self) -> Result<Vec<Uuid>, Problem> {
         self.rows("SELECT vbd FROM nbd_vbd", [], |row| Ok(row.get::<_, Id>(0)?.0))
-    }
-
-    /// Whether a VBD is for clients of the daemon's NBD address.
-    pub fn is_nbd_vbd(&self, vbd: Uuid) -> Result<bool, Problem> {
-        Ok(self.row("SELECT 1 FROM nbd_vbd WHERE vbd = ?1", [Id(vbd)], |_| Ok(()))?.is_some())
     }
 
     /// A VBD; an error if there is none with this UUID.
@@ -208,21 +204,18 @@ impl Tx<'_> {
                 ":share_weight": vbd.share_weight,
             },
         )?;
+        if vbd.for_nbd_address {
+            self.execute("INSERT INTO nbd_vbd VALUES (?1)", [Id(vbd.uuid)])?;
+        }
         self.touch(ObjectKind::Vbd, vbd.uuid, Change::Added);
         Ok(())
     }
 
     /// Adds a read-only VBD for clients of the daemon's NBD address. It is not plugged again when the host boots.
     pub fn add_nbd_vbd(&mut self, vdi: Uuid) -> Result<Vbd, Problem> {
-        let vbd = Vbd { mode: Mode::ReadOnly, ..Vbd::unplugged(vdi, Transport::Nbd) };
+        let vbd = Vbd { mode: Mode::ReadOnly, for_nbd_address: true, ..Vbd::unplugged(vdi, Transport::Nbd) };
         self.add_vbd(&vbd)?;
-        self.mark_nbd_vbd(vbd.uuid)?;
         Ok(vbd)
-    }
-
-    /// Marks a VBD as one for clients of the daemon's NBD address.
-    pub fn mark_nbd_vbd(&mut self, vbd: Uuid) -> Result<(), Problem> {
-        self.execute("INSERT OR IGNORE INTO nbd_vbd VALUES (?1)", [Id(vbd)]).map(drop)
     }
 
     /// Begins to plug an unserved VBD: it holds its VDI's lease from now on, excluding conflicting users.

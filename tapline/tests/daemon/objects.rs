@@ -97,6 +97,7 @@ pub fn vbd(number: u128) -> Vbd {
         mode: Mode::ReadWrite,
         bootable: true,
         transport: Transport::VhostUser,
+        for_nbd_address: false,
         queues: 2,
         tags: Default::default(),
         other_config: Default::default(),

@@ -46,8 +46,6 @@ pub struct PlugSpec {
     pub disk: Option<XenDisk>,
     /// Command-line arguments for threads and CPUs.
     threads: Vec<OsString>,
-    /// Whether clients of the daemon's NBD address read it.
-    pub for_nbd_address: bool,
     /// Injected delay of each operation, for tests.
     delay: Duration,
 }
@@ -59,25 +57,14 @@ impl PlugSpec {
             let vbd = view.vbd(vbd)?;
             let (vdi, chain) = (view.vdi(vbd.vdi)?, view.chain(vbd.vdi)?);
             let disk = XenDisk::of(view, &vbd)?;
-            let for_nbd_address = view.is_nbd_vbd(vbd.uuid)?;
-            Ok((vbd, vdi, chain, disk, for_nbd_address))
+            Ok((vbd, vdi, chain, disk))
         });
-        let (vbd, vdi, chain, disk, for_nbd_address) = found.await?;
+        let (vbd, vdi, chain, disk) = found.await?;
         let directory = daemon.srs.directory(vdi.sr).await?;
         let delay = if daemon.config.plug.injected_delays { delay_in(vdi.name.as_str()) } else { Duration::ZERO };
         let names = chain.iter().map(|image| image_name(image.format, image.path(directory.path()))).collect();
         let threads = words_of_threads(&daemon.config.plug);
-        Ok(PlugSpec {
-            names,
-            vbd,
-            block: vdi.logical_block_size,
-            chain,
-            directory,
-            disk,
-            threads,
-            for_nbd_address,
-            delay,
-        })
+        Ok(PlugSpec { names, vbd, block: vdi.logical_block_size, chain, directory, disk, threads, delay })
     }
 
     /// The specification for a process that takes over the files of another: it uses that one's names for them.
@@ -149,7 +136,7 @@ impl PlugSpec {
                 words.extend([transport.into(), place.transport(self.vbd.transport).into()]);
             }
         }
-        if self.for_nbd_address {
+        if self.vbd.for_nbd_address {
             words.extend(["--nbd-export".into(), self.vbd.vdi.to_string().into()]);
         }
         if self.vbd.transport == Transport::VhostUser {

@@ -65,7 +65,7 @@ async fn start(
     process: &mut Option<DiskProcess>,
 ) -> Result<Ready, Problem> {
     // Only the daemon connects for clients of its NBD address: it checks what they may read.
-    let group = daemon.plugs.group.filter(|_| !order.for_nbd_address);
+    let group = daemon.plugs.group.filter(|_| !order.vbd.for_nbd_address);
     let transport = order.vbd.transport;
     // Looked up each time: a disk may be plugged before its VM is started, and restarted after that.
     let guest = order.vbd.vm.and_then(|vm| crate::vm::user(&daemon.config, vm));

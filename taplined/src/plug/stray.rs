@@ -105,7 +105,7 @@ async fn try_adopt(
     let layers = layers.ok_or("it does not respond")?;
     let place = DiskPaths::of(&daemon.config, vbd);
     let identity = process.identity();
-    let (transport, for_nbd_address) = (words.transport, words.for_nbd_address);
+    let transport = words.transport;
     let known = daemon.catalogue.read(move |view| match view.find_vbd(vbd)? {
         Some(known) => Ok((known, true)),
         None => Ok((new(vbd, &vdi_of(view, &layers)?, &words), false)),
@@ -122,9 +122,6 @@ async fn try_adopt(
         }
         if !recorded {
             tx.add_vbd(&known)?;
-            if for_nbd_address {
-                tx.mark_nbd_vbd(vbd)?;
-            }
         }
         plugged(tx, vbd, identity, &place.shown(transport)?)
     });
@@ -169,7 +166,8 @@ fn vdi_of(view: &View<'_>, layers: &[ServedLayer]) -> Result<Vdi, Problem> {
 
 fn new(uuid: Uuid, vdi: &Vdi, words: &Words) -> Vbd {
     let mode = if words.read_only { Mode::ReadOnly } else { Mode::ReadWrite };
-    Vbd { uuid, mode, queues: words.queues, ..Vbd::unplugged(vdi.uuid, words.transport) }
+    let Words { transport, queues, for_nbd_address, .. } = *words;
+    Vbd { uuid, mode, queues, for_nbd_address, ..Vbd::unplugged(vdi.uuid, transport) }
 }
 
 /// Records that a VBD is plugged and served by a process, whatever its recorded state.

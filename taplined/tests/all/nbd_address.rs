@@ -196,7 +196,9 @@ fn a_vbd_that_was_unplugged_by_force_is_replaced_and_removed() {
     let mut idle = connect(&daemon);
     idle.option(6, &go("one")).unwrap();
     while idle.option_reply().unwrap().0 == 3 {}
-    let vbd = daemon.get("/vbds").1[0]["uuid"].as_str().unwrap().to_owned();
+    let vbds = daemon.get("/vbds").1;
+    assert_eq!(vbds[0]["for_nbd_address"], true);
+    let vbd = vbds[0]["uuid"].as_str().unwrap().to_owned();
     daemon.done(daemon.post(&format!("/vbds/{vbd}/unplug"), json!({ "force": true })));
     assert!(first_byte(&mut first).is_err());
     // One client is left that has the old one.

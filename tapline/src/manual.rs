@@ -82,13 +82,12 @@ fn pages() -> Result<BTreeMap<String, Vec<u8>>, Problem> {
 /// The page of all commands.
 fn all() -> String {
     let (tapline, disk, backup) = (tapline(), tapline_disk(), tapline_backup());
-    let passed_on = |command: &&clap::Command| disk.find_subcommand(command.get_name()).is_some();
-    commands::page(
-        own(&tapline)
-            .filter(|command| !passed_on(command))
-            .chain(disk.get_subcommands())
-            .chain(backup.get_subcommands()),
-    )
+    let passed_on = |command: &&clap::Command| {
+        [&disk, &backup].iter().any(|program| program.find_subcommand(command.get_name()).is_some())
+    };
+    let own = own(&tapline).filter(|command| !passed_on(command));
+    let nouns = backup_verbs(&backup).filter(|verb| verb.has_subcommands());
+    commands::page(own.chain(disk.get_subcommands()).chain(backup.get_subcommands()).chain(nouns))
 }
 
 fn tapline() -> clap::Command {

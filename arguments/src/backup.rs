@@ -14,8 +14,8 @@ pub const EXAMPLES: &str = include_str!("backup_examples.txt");
 ///
 /// A TARGET is a directory, such as a mount of NFS or SMB. A disk is the URI of an NBD export
 /// (nbd+unix:///EXPORT?socket=PATH, nbd://HOST[:PORT]/EXPORT), or an image that no virtual machine uses (FORMAT:PATH).
-/// A backup is named by its ID, or the first 8 or more digits of it. Exit codes: 0 success, 2 verification found damage,
-/// 4 the command failed, 6 no such target or backup, 7 it exists already or is in use, 9 no space, 64 invalid arguments.
+/// A backup is named by its ID, or the first 8 or more digits of it. Exit codes: 0 success, 2 the target is damaged, 4
+/// the command failed, 6 no such target or backup, 7 it exists already or is in use, 9 no space, 64 invalid arguments.
 #[derive(Debug, Parser)]
 #[command(name = "tapline-backup", version, arg_required_else_help = true, propagate_version = true)]
 pub struct BackupArguments {
@@ -95,8 +95,8 @@ pub struct TargetCreate {
     /// The target; a key file makes it an encrypted one.
     #[command(flatten)]
     pub at: At,
-    /// Encrypt with a new key, and write it to this file, which must not exist. Keep a copy elsewhere: without it nothing
-    /// can be restored
+    /// Encrypt with a new key, and write it to this file, which must not exist. Keep a copy elsewhere: without it
+    /// nothing can be restored
     #[arg(long, value_name = "FILE", conflicts_with = "key_file")]
     pub new_key: Option<PathBuf>,
     /// The unit in which equal data is stored once: a power of two, 4K to 4M
@@ -233,8 +233,8 @@ pub struct BackupRemove {
 /// How long objects are spared.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Grace {
-    /// Spare what no backup refers to for this time: it may be of a backup that is running on any host. Use more than the
-    /// longest backup takes; one that takes longer sends some data twice
+    /// Spare what no backup refers to for this time: it may be of a backup that is running on any host. Use more than
+    /// the longest backup takes; one that takes longer sends some data twice
     #[arg(long, value_name = "HOURS", default_value_t = 24, value_parser = number::<u32>(0..=87_600))]
     pub grace: u32,
 }
@@ -289,7 +289,7 @@ pub struct BackupMount {
     #[arg(value_name = "ID")]
     pub id: String,
     /// Serve NBD here: a socket path, or an address and port of this host. TCP is neither encrypted nor authenticated:
-    /// whoever reaches the port reads the backup
+    /// everyone who reaches the port can read the backup
     #[arg(long, value_name = "SOCKET|ADDRESS:PORT")]
     pub nbd: String,
 }

@@ -51,7 +51,7 @@ mod test {
     #[test]
     fn a_list_is_of_ranges_inside_of_the_disk() {
         assert_eq!(parse("[]", 0), Ok(vec![]));
-        assert_eq!(parse(r#"[{"start":512,"length":512}]"#, 1024), Ok(vec![512..1024]));
+        assert_eq!(parse(r#"[{"start":512,"length":512},{"start":0,"length":1}]"#, 1024), Ok(vec![512..1024, 0..1]));
         assert!(parse(r#"[{"start":512,"length":513}]"#, 1024).is_err());
         assert!(parse(r#"[{"start":18446744073709551615,"length":2}]"#, 1024).is_err());
         assert!(parse(r#"[{"start":-1,"length":2}]"#, 1024).is_err());

@@ -9,7 +9,7 @@ use crate::failure::{Exit, Failure};
 use crate::output::{bytes, print, print_json, time};
 use crate::target::{self, find};
 
-/// Lists backups.
+/// Prints all backups of a target, or those of one disk.
 pub fn list(list: &BackupList) -> Result<Exit, Failure> {
     let mut backups = target::open(&list.at)?.target.backups()?;
     if let Some(name) = &list.name {
@@ -36,7 +36,7 @@ pub fn table(backups: &[Record]) -> String {
     std::iter::once(head).chain(backups.iter().map(line)).collect()
 }
 
-/// A backup for programs.
+/// What the JSON of any command says about a backup.
 pub fn fields(record: &Record) -> serde_json::Value {
     json!({
         "id": record.id,
@@ -49,7 +49,7 @@ pub fn fields(record: &Record) -> serde_json::Value {
     })
 }
 
-/// Shows one backup.
+/// Prints one backup, with what it cost.
 pub fn show(one: &BackupOne) -> Result<Exit, Failure> {
     let target = target::open(&one.at)?.target;
     let record = find(&target.backups()?, &one.id)?;

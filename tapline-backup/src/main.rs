@@ -1,9 +1,9 @@
 //! `tapline-backup`: backs up disks to a target and restores them.
 //!
-//! It reads and writes disks over NBD only, so it parses no image, has no lock or lease of its own, and limits and shares
-//! of a served disk hold for it. An image that is named as FORMAT:PATH is served for it by a child (`child`); a new raw
-//! image is written directly (`new_image`). What a target is, and why several hosts may use one, is in the crate
-//! `backup`. This file maps a command line to a command, and a result to an exit code.
+//! It reads and writes disks over NBD only, so it parses no image, has no lock or lease of its own, and limits and
+//! shares of a served disk hold for it. An image that is named as FORMAT:PATH is served for it by a child (`child`); a
+//! new raw image is written directly (`new_image`). What a target is, and why several hosts may use one, is in the
+//! crate `backup`. This file maps a command line to a command, and a result to an exit code.
 
 #![forbid(unsafe_code)]
 // These macros panic if the output cannot be written.

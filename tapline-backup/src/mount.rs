@@ -32,6 +32,8 @@ use crate::target::{self, find};
 const CLIENTS_MAX: usize = 16;
 /// Bytes of chunks and pages that are kept in memory.
 const CACHE: usize = 256 << 20;
+/// A client that sends nothing for this long before it has negotiated is disconnected: it takes the place of another.
+const SILENT: Duration = Duration::from_secs(30);
 /// A client that takes nothing of its answers for this long is disconnected.
 const STUCK: Duration = Duration::from_secs(300);
 
@@ -184,11 +186,13 @@ impl Stream {
         match self {
             Stream::Unix(stream) => {
                 stream.set_nonblocking(false)?;
+                stream.set_read_timeout(Some(SILENT))?;
                 stream.set_write_timeout(Some(STUCK))
             }
             Stream::Tcp(stream) => {
                 stream.set_nonblocking(false)?;
                 stream.set_nodelay(true)?;
+                stream.set_read_timeout(Some(SILENT))?;
                 rustix::net::sockopt::set_socket_keepalive(stream, true)?;
                 stream.set_write_timeout(Some(STUCK))
             }

@@ -26,7 +26,7 @@ pub struct Temporary {
 }
 
 impl Temporary {
-    /// A name beside the final one, where nothing may be.
+    /// A name in the directory of the final one, where nothing may be.
     pub fn new(name: &Path) -> Result<Temporary, Failure> {
         if fs::symlink_metadata(name).is_ok() {
             return Err(taken(name));

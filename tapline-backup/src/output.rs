@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 
-/// Prints text.
+/// Prints text on standard output.
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -29,12 +29,12 @@ pub fn time(seconds: u64) -> String {
     moment.map_or_else(|| seconds.to_string(), |moment| moment.to_string())
 }
 
-/// Bytes for people.
+/// Formats a number of bytes for people.
 pub fn bytes(number: u64) -> String {
     readable(number)
 }
 
-/// Seconds since 1970.
+/// The time now, in seconds since 1970.
 pub fn now() -> u64 {
     u64::try_from(Timestamp::now().as_second()).unwrap_or(0)
 }

@@ -106,7 +106,7 @@ fn extents(remote: &Remote, range: Range<u64>) -> Vec<Extent> {
             Allocation::Data(len) => (len, false),
             Allocation::Hole(len) => (len, true),
         };
-        // An answer of nothing would be asked for without end.
+        // After an answer of nothing the same question would follow without end.
         let (len, is_zero) = if len == 0 { (range.end - at, false) } else { (len.min(range.end - at), is_zero) };
         extents.push(Extent { len, is_zero });
         at += len;

@@ -1,7 +1,7 @@
 //! The export of a backup: one client's conversation, over any stream.
 //!
-//! The protocol is that of `transport::nbd::Session`; requests are answered here from a [`Reader`], each at once, so that
-//! a client holds no more memory than what it has sent since its last answer. Knows nothing of listening sockets.
+//! The protocol is that of `transport::nbd::Session`; requests are answered here from a [`Reader`], in their order, so
+//! that a client holds no more memory than its quota. Knows nothing of listening sockets.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -17,7 +17,7 @@ use crate::STDERR;
 const STAGING: usize = 256 << 10;
 /// The unit of a disk.
 const SECTOR: u64 = 512;
-/// The most extents of an answer: a client asks again behind them.
+/// The most extents of an answer: a client continues behind them.
 const EXTENTS_MAX: usize = 4096;
 /// The part of a disk whose extents are looked up at once.
 const LOOKED_UP: u64 = 1 << 30;
@@ -74,6 +74,8 @@ impl Exported {
                 Ok(0) => return Ok(()),
                 Ok(len) => unread.extend_from_slice(staging.get(..len).unwrap_or_default()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // The stream's time limit: a client may be idle for as long as it likes once it has negotiated.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && !session.is_negotiating() => {}
                 Err(error) => return Err(error),
             }
         }

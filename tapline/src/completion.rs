@@ -1,6 +1,6 @@
 //! `tapline completion`: prints the script that makes a shell complete command lines. At each completion the shell runs
-//! this program ([`answer`]), which completes the words of commands, including those of the disk program and of the backup program, names of the
-//! daemon's objects, and file names.
+//! this program ([`answer`]), which completes the words of commands, including those of the disk program and of the
+//! backup program, names of the daemon's objects, and file names.
 //!
 //! It never reports a failure: if the daemon cannot be reached, there are no names.
 

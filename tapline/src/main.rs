@@ -2,9 +2,11 @@
 //!
 //! This program parses no image and opens no disk: it passes the arguments of `image` and `serve` unchanged to
 //! `tapline-disk`, the only program that does ([`hand_over`]), so that a crash on a hostile image never affects more
-//! than that image; and those of `backup` to `tapline-backup`. [`disk`] controls a disk process through its control socket, [`xen`] attaches disks to guests
-//! without a daemon, [`top`] reads the statistics pages of disks. Everything else is a request to the daemon,
-//! `taplined`, over its API, one request per noun and verb.
+//! than that image; and those of `backup` to `tapline-backup`.
+//!
+//! [`disk`] controls a disk process through its control socket, [`xen`] attaches disks to guests without a daemon,
+//! [`top`] reads the statistics pages of disks. Everything else is a request to the daemon, `taplined`, over its API,
+//! one request per noun and verb.
 
 #![forbid(unsafe_code)]
 // Those macros panic if the output cannot be written.

@@ -16,7 +16,7 @@ use clap_mangen::roff::{Roff, bold, roman};
 use crate::{Arguments, EXAMPLES};
 
 /// Commands without a page generated from the definitions here: pages of the first two come from the definitions of
-/// `tapline-disk`, the pages of `disk` and `backup` would get the names of programs, and the last two are not for users.
+/// `tapline-disk`, those of `disk` and `backup` would get the names of programs, and the last two are not for users.
 const DESCRIBED_ELSEWHERE: [&str; 6] = ["image", "serve", "disk", "backup", "libvirt-hook", "manual"];
 
 /// Pages of programs, which are written by hand.

@@ -93,15 +93,41 @@ fn a_killed_prune_loses_nothing_and_is_repeated() {
     assert!(shown["stored"].as_u64().unwrap() < 14 << 20, "{shown}");
 }
 
+/// The children of a process, of any of its threads.
+fn children(child: &std::process::Child) -> Vec<Pid> {
+    let threads = fs::read_dir(format!("/proc/{}/task", child.id())).unwrap();
+    let listed = threads.filter_map(|thread| fs::read_to_string(thread.unwrap().path().join("children")).ok());
+    let listed: String = listed.collect();
+    listed.split_whitespace().map(|pid| Pid::from_raw(pid.parse().unwrap()).unwrap()).collect()
+}
+
+#[test]
+fn the_process_that_serves_an_image_ends_with_a_killed_command() {
+    let room = Room::new();
+    room.image("a.raw", 400, 1);
+    let mut child = begun(&room, &["create", "t", "raw:a.raw", "--name", "a"], 1);
+    let serving = children(&child);
+    assert_eq!(serving.len(), 1);
+    kill(&mut child, Signal::KILL);
+    child.wait().unwrap();
+    for pid in serving {
+        let stat = format!("/proc/{}/stat", pid.as_raw_nonzero());
+        // Gone, or ended and not yet waited for.
+        while fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
+            std::thread::yield_now();
+        }
+    }
+    room.back_up("raw:a.raw", "a", &[]);
+}
+
 #[test]
 fn a_restore_whose_image_is_no_longer_served_fails() {
     let room = Room::new();
     room.image("a.raw", 400, 1);
     let made = room.back_up("raw:a.raw", "a", &[]);
     let mut child = begun(&room, &["restore", "t", id(&made), "qcow2:b.qcow2"], 1);
-    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).unwrap();
-    for pid in children.split_whitespace() {
-        kill_process(Pid::from_raw(pid.parse().unwrap()).unwrap(), Signal::KILL).unwrap_or_default();
+    for pid in children(&child) {
+        kill_process(pid, Signal::KILL).unwrap_or_default();
     }
     let status = child.wait().unwrap();
     assert_eq!(room.path("b.qcow2").exists(), status.success(), "{status}");

@@ -37,7 +37,7 @@ fn a_server_that_comes_back_is_restored_to() {
 fn a_server_with_less_data_than_it_says_costs_the_backup() {
     let room = Room::new();
     let pread = "if [ $(($3 + $4)) -gt 4194304 ]; then echo EIO >&2; exit 1; fi; head -c $3 /dev/urandom";
-    let pread = format!("pread={}", pread.replace("$3 + $4", "$3 + $4"));
+    let pread = format!("pread={pread}");
     let socket = room.path("s").display().to_string();
     let _server = Server::start(&room, "nbdkit", &["-f", "-U", &socket, "eval", "get_size=echo 64M", &pread]);
     room.run(&["create", "t", &uri(&room), "--name", "a"]).failed(4, "of the disk");

@@ -1,6 +1,6 @@
 # Two commands on a fresh clone: `make demo` and `make test`. Both see to what they need first (tools/prepare).
 
-NAMES = tapline taplined tapline-disk
+NAMES = tapline taplined tapline-disk tapline-backup
 
 # cargo may lie beside the PATH: rustup's, or one of several that Ubuntu keeps.
 WITH_CARGO = PATH="$$(tools/prepare --path)"
@@ -23,7 +23,7 @@ help:
 	@echo 'make test-long the same and what takes hours: deeper explorations, test-xen, test-shares, xfstests'
 	@echo 'make test-xen  all tests on real Xen under QEMU: dom0, guests, their disks; 40 minutes or so'
 	@echo 'make test-shares  repositories on servers of NFS and SMB, disks on thin volumes, in a guest; 25 minutes or so'
-	@echo 'make build     tapline, taplined and tapline-disk in target/built'
+	@echo 'make build     tapline, taplined, tapline-disk and tapline-backup in target/built'
 	@echo 'make install   build, then copy them to $(PREFIX)/bin, with manual pages, completions and systemd units; where the'
 	@echo '               daemon runs, start it again and upgrade its disks under their guests'
 	@echo 'make uninstall remove what make install has put there; settings, the catalogue and disks stay'
@@ -65,9 +65,10 @@ PROGRAMS = $(addprefix $(BUILT)/,$(NAMES))
 # The data path is optimized as a whole; of the others that would take ten minutes, and show nowhere.
 build:
 	@tools/prepare build
-	@$(WITH_CARGO) cargo build --release --bin tapline --bin taplined
+	@$(WITH_CARGO) cargo build --release --bin tapline --bin taplined --bin tapline-backup
 	@$(WITH_CARGO) cargo build --profile dist --bin tapline-disk
-	@install -D -t $(BUILT) target/release/tapline target/release/taplined target/dist/tapline-disk
+	@install -D -t $(BUILT) target/release/tapline target/release/taplined target/release/tapline-backup \
+	    target/dist/tapline-disk
 	@ls -l $(PROGRAMS)
 
 PREFIX ?= /usr/local

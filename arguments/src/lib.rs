@@ -1,8 +1,9 @@
-//! The disk process's command line: its words and their values, for the disk process, which carries them out, and for
-//! the command line `tapline`, which starts disk processes. It knows no image and does nothing.
+//! The command lines of the disk process and of the backup program: their words and their values, for these programs,
+//! which carry them out, and for the command line `tapline`, which starts them. It knows no image and does nothing.
 
 #![forbid(unsafe_code)]
 
+pub mod backup;
 mod confirm;
 pub mod example;
 mod image;
@@ -286,7 +287,7 @@ pub struct Handing {
     #[arg(long, requires = "handed", help_heading = "For daemons")]
     pub confine: bool,
     /// Exit as if killed when the other end of standard input is closed
-    #[arg(long, requires = "handed", hide = true)]
+    #[arg(long, hide = true)]
     pub end_with_input: bool,
 }
 

@@ -12,7 +12,7 @@ use clap::{Command, Error};
 const OTHER_WORDS: &str = include_str!("other_words.txt");
 
 /// Verbs that are never suggested: a user who confirms a suggestion without reading it would lose data or access.
-const NEVER_SUGGESTED: [&str; 13] = [
+const NEVER_SUGGESTED: [&str; 15] = [
     "abandon",
     "cancel",
     "destroy",
@@ -21,8 +21,10 @@ const NEVER_SUGGESTED: [&str; 13] = [
     "drop-memory",
     "forget",
     "merge",
+    "prune",
     "rebase",
     "reconcile",
+    "remove",
     "revert",
     "revoke",
     "snapshot-destroy",

@@ -206,6 +206,7 @@ impl Packer {
     /// Adds a page of an index to the pack under construction, or to the next one.
     pub fn push_page(&mut self, target: &Target, digest: &Digest, page: &[u8]) -> Result<(), Error> {
         let bytes = target.codec.frame(&mut self.compressor, Kind::Page, digest, page);
+        let bytes = bytes.map_err(|damage| Error::Invalid(format!("a page of an index: {}", damage.0)))?;
         let content = u32::try_from(page.len()).unwrap_or(u32::MAX);
         self.push(target, &Frame { kind: Kind::Page, digest, bytes: &bytes, content }).map(|_| ())
     }

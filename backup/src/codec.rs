@@ -116,13 +116,19 @@ impl Codec {
     }
 
     /// Stored form of a chunk or page with this digest.
-    pub fn frame(&self, compressor: &mut Compressor, kind: Kind, digest: &Digest, plain: &[u8]) -> Vec<u8> {
+    pub fn frame(
+        &self,
+        compressor: &mut Compressor,
+        kind: Kind,
+        digest: &Digest,
+        plain: &[u8],
+    ) -> Result<Vec<u8>, Damage> {
         let mut frame = vec![0];
-        let flags = self.encode(compressor, plain, &mut frame, |flags| frame_identity(kind, digest, flags));
+        let flags = self.encode(compressor, plain, &mut frame, |flags| frame_identity(kind, digest, flags))?;
         if let Some(first) = frame.first_mut() {
             *first = flags;
         }
-        frame
+        Ok(frame)
     }
 
     /// The content of a frame, of `len` bytes, proven by its digest.
@@ -144,7 +150,7 @@ impl Codec {
         sealed.extend(len.to_le_bytes());
         let identity = |flags| sealed_identity(kind, name, flags, len);
         let mut body = Vec::new();
-        let flags = self.encode(&mut Compressor::new(), plain, &mut body, identity);
+        let flags = self.encode(&mut Compressor::new(), plain, &mut body, identity)?;
         if let Some(place) = sealed.get_mut(MAGIC.len()) {
             *place = flags;
         }
@@ -187,23 +193,23 @@ impl Codec {
         plain: &[u8],
         out: &mut Vec<u8>,
         identity: impl Fn(u8) -> Vec<u8>,
-    ) -> u8 {
+    ) -> Result<u8, Damage> {
         let packed = if self.level == 0 { None } else { compressor.compress(plain, self.level) };
         let mut flags = if packed.is_some() { COMPRESSED } else { 0 };
         let body = packed.as_deref().unwrap_or(plain);
         let Some(cipher) = &self.cipher else {
             out.extend_from_slice(body);
-            return flags;
+            return Ok(flags);
         };
         flags |= ENCRYPTED;
         let mut nonce = [0; NONCE];
         random(&mut nonce);
         let payload = Payload { msg: body, aad: &identity(flags) };
-        // The cipher's only limit is 256 GiB for a message.
-        let encrypted = cipher.encrypt(&nonce.into(), payload).unwrap_or_default();
+        // The cipher's only limit is 256 GiB for a message. An empty body in its place would be a chunk that is lost.
+        let encrypted = cipher.encrypt(&nonce.into(), payload).map_err(|_| Damage("it could not be encrypted"))?;
         out.extend(nonce);
         out.extend(encrypted);
-        flags
+        Ok(flags)
     }
 
     fn decode(&self, flags: u8, body: &[u8], len: usize, identity: &[u8]) -> Result<Vec<u8>, Damage> {
@@ -259,7 +265,7 @@ mod test {
             assert!(codec.unseal(Kind::Log, &other, &sealed).is_err(), "swapped with another name");
             assert!(codec.unseal(Kind::Index, &name, &sealed).is_err(), "swapped with another kind");
             let digest = codec.digest(Kind::Chunk, &plain);
-            let frame = codec.frame(&mut Compressor::new(), Kind::Chunk, &digest, &plain);
+            let frame = codec.frame(&mut Compressor::new(), Kind::Chunk, &digest, &plain).unwrap();
             assert_eq!(codec.unframe(Kind::Chunk, &digest, plain.len(), &frame).unwrap(), plain);
             assert!(codec.unframe(Kind::Page, &digest, plain.len(), &frame).is_err());
             for bit in 0..sealed.len() * 8 {
@@ -287,8 +293,9 @@ mod test {
         let [open, closed] = codecs();
         let digest = closed.digest(Kind::Chunk, b"known");
         assert_ne!(open.digest(Kind::Chunk, b"known"), digest);
-        let frame = closed.frame(&mut Compressor::new(), Kind::Chunk, &digest, b"known");
+        let frame = closed.frame(&mut Compressor::new(), Kind::Chunk, &digest, b"known").unwrap();
         assert!(!frame.windows(5).any(|part| part == b"known"));
-        assert_ne!(frame, closed.frame(&mut Compressor::new(), Kind::Chunk, &digest, b"known"), "a nonce was reused");
+        let again = closed.frame(&mut Compressor::new(), Kind::Chunk, &digest, b"known").unwrap();
+        assert_ne!(frame, again, "a nonce was reused");
     }
 }

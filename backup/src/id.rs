@@ -23,6 +23,14 @@ impl Id {
         Id(bytes)
     }
 
+    /// The id of whatever has this name: equal for equal names, on each host and target.
+    pub fn of_name(name: &str) -> Id {
+        let digest = blake3::derive_key("tapline backup 1 disk by name", name.as_bytes());
+        let mut bytes = [0; 16];
+        bytes.iter_mut().zip(digest).for_each(|(byte, of_digest)| *byte = of_digest);
+        Id(bytes)
+    }
+
     /// An id of these bytes, such as those of a UUID.
     pub const fn from_bytes(bytes: [u8; 16]) -> Id {
         Id(bytes)

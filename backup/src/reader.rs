@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::id::{Digest, Id};
 use crate::index::{Index, Statistics, chunk_len, decode_page, page_chunks};
 use crate::log::Record;
-use crate::source::Sink;
+use crate::source::{Extent, Sink};
 use crate::target::Target;
 use crate::writer::Control;
 
@@ -100,6 +100,33 @@ impl Reader {
             rest = behind;
         }
         Ok(())
+    }
+
+    /// The parts of a range, in order and without gaps: which are holes. Only the index is read.
+    pub fn extents(&self, range: Range<u64>) -> Result<Vec<Extent>, Error> {
+        let mut extents: Vec<Extent> = Vec::new();
+        let mut at = range.start;
+        while at < range.end.min(self.index.record.len) {
+            let (end, is_zero) = self.run(at)?;
+            let len = end.min(range.end) - at;
+            match extents.last_mut() {
+                Some(last) if last.is_zero == is_zero => last.len += len,
+                _ => extents.push(Extent { len, is_zero }),
+            }
+            at += len;
+        }
+        Ok(extents)
+    }
+
+    /// The end of the chunk at an offset, or of the page if all of that is a hole; and whether it is a hole.
+    fn run(&self, at: u64) -> Result<(u64, bool), Error> {
+        let (span, chunk) = (self.target.page_span(), self.target.chunk());
+        let page = usize::try_from(at / span).ok().and_then(|number| self.index.pages.get(number));
+        if page.is_none_or(|page| *page == Digest::HOLE) {
+            return Ok(((at / span + 1).saturating_mul(span).min(self.index.record.len), true));
+        }
+        let piece = self.piece(at - at % chunk)?;
+        Ok(((at - at % chunk + chunk).min(self.index.record.len), piece.digest == Digest::HOLE))
     }
 
     /// Writes the whole disk to a sink, in order. Memory: for each thread 4 MiB of the disk, twice.

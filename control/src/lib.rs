@@ -1,6 +1,6 @@
 //! The control protocol between a disk process and its clients (docs/control.md): requests, answers, events and errors
-//! as types, the lines that they travel in, and a client. Also the notation of sizes, errors and foreign text that both
-//! command lines use.
+//! as types, the lines that they travel in, and a client. Also the notation of sizes, progress, errors and foreign text
+//! that all command lines use.
 //!
 //! It knows nothing about disks, and nothing about how a verb is carried out. Invariants: what one end writes the other
 //! end reads, also if it is older or newer; a [`Verb`] that was parsed has all the fields it needs and no others.
@@ -15,9 +15,11 @@ mod cpu_list;
 mod error;
 pub mod handed;
 mod image_name;
+pub mod installed;
 pub mod limits;
 mod line;
 mod method;
+pub mod pace;
 mod polling_mode;
 mod progress;
 pub mod redo_name;

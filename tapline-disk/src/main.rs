@@ -76,6 +76,9 @@ fn carry_out(arguments: &Arguments) -> Result<Exit, Failure> {
 /// Receives passed files, and drops unneeded privileges, before any input is parsed.
 fn receive(command: &Command) -> Result<Files, Failure> {
     let Some(handing) = command.handing() else { return Ok(Files::of_system()) };
+    if handing.end_with_input && !handing.handed {
+        exit_with_parent::enable()?;
+    }
     let takes_over = matches!(command, Command::Serve(serve) if serve.take_over);
     let files = match handing.handed {
         // Everything comes from the process that this one replaces, when it is ready.
@@ -92,7 +95,7 @@ fn receive(command: &Command) -> Result<Files, Failure> {
         confine::enter()?;
     }
     // A confined process's threads are confined too.
-    if handing.end_with_input {
+    if handing.end_with_input && handing.handed {
         exit_with_parent::enable()?;
     }
     Ok(files)

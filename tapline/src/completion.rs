@@ -1,6 +1,6 @@
 //! `tapline completion`: prints the script that makes a shell complete command lines. At each completion the shell runs
-//! this program ([`answer`]), which completes the words of commands, including those of the disk program, names of the
-//! daemon's objects, and file names.
+//! this program ([`answer`]), which completes the words of commands, including those of the disk program and of the
+//! backup program, names of the daemon's objects, and file names.
 //!
 //! It never reports a failure: if the daemon cannot be reached, there are no names.
 
@@ -55,8 +55,9 @@ pub fn answer() {
 fn command() -> Command {
     let disk = arguments::Arguments::command();
     let mut tapline = Arguments::command();
-    for name in ["image", "serve"] {
-        if let Some(command) = disk.find_subcommand(name) {
+    let backup = arguments::backup::BackupArguments::command();
+    for (name, program) in [("image", &disk), ("serve", &disk), ("backup", &backup)] {
+        if let Some(command) = program.find_subcommand(name) {
             tapline = tapline.mut_subcommand(name, |_| command.clone());
         }
     }
@@ -79,10 +80,10 @@ fn with_completers(command: Command) -> Command {
 
 fn with_completer(arg: clap::Arg) -> clap::Arg {
     let names: Vec<&str> = arg.get_value_names().unwrap_or_default().iter().map(clap::builder::Str::as_str).collect();
-    if names.iter().any(|name| matches!(*name, "IMAGE" | "FORMAT:PATH")) {
+    if names.iter().any(|name| matches!(*name, "IMAGE" | "FORMAT:PATH" | "SOURCE" | "DESTINATION")) {
         return arg.add(ArgValueCompleter::new(image));
     }
-    if names.iter().any(|name| matches!(*name, "PATH" | "FILE" | "SOCKET" | "DIR")) {
+    if names.iter().any(|name| matches!(*name, "PATH" | "FILE" | "SOCKET" | "DIR" | "TARGET")) {
         return arg.add(ArgValueCompleter::new(PathCompleter::any()));
     }
     match Objects::of(arg.get_id().as_str()) {

@@ -2,9 +2,11 @@
 //!
 //! This program parses no image and opens no disk: it passes the arguments of `image` and `serve` unchanged to
 //! `tapline-disk`, the only program that does ([`hand_over`]), so that a crash on a hostile image never affects more
-//! than that image. [`disk`] controls a disk process through its control socket, [`xen`] attaches disks to guests
-//! without a daemon, [`top`] reads the statistics pages of disks. Everything else is a request to the daemon,
-//! `taplined`, over its API, one request per noun and verb.
+//! than that image; and those of `backup` to `tapline-backup`.
+//!
+//! [`disk`] controls a disk process through its control socket, [`xen`] attaches disks to guests without a daemon,
+//! [`top`] reads the statistics pages of disks. Everything else is a request to the daemon, `taplined`, over its API,
+//! one request per noun and verb.
 
 #![forbid(unsafe_code)]
 // Those macros panic if the output cannot be written.
@@ -66,7 +68,7 @@ use vbd::VbdVerb;
 use vdi::VdiVerb;
 use vm::VmVerb;
 
-/// Examples of all commands except those of `tapline-disk`.
+/// Examples of all commands except those of `tapline-disk` and `tapline-backup`.
 const EXAMPLES: &str = include_str!("examples.txt");
 
 /// Thin, snapshottable virtual disks for virtual machines.
@@ -105,6 +107,9 @@ enum Command {
     /// Measure which I/O sizes a storage device handles best
     #[command(disable_help_flag = true)]
     Calibrate(PassedOn),
+    /// Back up disks to a target, list, verify, restore and serve backups
+    #[command(disable_help_flag = true)]
+    Backup(PassedOn),
     /// Control a disk that is being served: snapshot, merge, clone, revert, resize, pause
     Disk(disk::Disk),
     /// Show where the time of a disk's requests goes, stage by stage
@@ -147,7 +152,7 @@ enum Nouns {
     Event(Noun<EventVerb>),
 }
 
-/// Arguments that `tapline-disk` parses; it also prints their help.
+/// Arguments that another program parses; it also prints their help.
 #[derive(Debug, Args)]
 struct PassedOn {
     #[arg(value_name = "ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true)]
@@ -214,7 +219,10 @@ fn run(command: Command, how: How) -> Result<Option<Duration>, Failure> {
         Command::Doctor(doctor) => doctor::run(&doctor, how)?,
         Command::Xen(xen) => xen::run(&xen, how.json)?,
         Command::Top(top) => top::run(top, how)?,
-        Command::Image(_) | Command::Serve(_) | Command::Calibrate(_) => return Err(hand_over::hand_over().into()),
+        Command::Image(_) | Command::Serve(_) | Command::Calibrate(_) => {
+            return Err(hand_over::to_disk_program().into());
+        }
+        Command::Backup(_) => return Err(hand_over::to_backup_program().into()),
         Command::Completion(completion) => completion.run()?,
         Command::LibvirtHook(hook) => libvirt_hook::run(&hook, how)?,
         Command::Manual(manual) => manual.run()?,
@@ -250,9 +258,9 @@ mod test {
 
     #[test]
     fn every_command_has_examples_that_it_understands() {
-        // Their help is printed by `tapline-disk`.
+        // Their help is printed by `tapline-disk` and `tapline-backup`.
         let elsewhere = "\n== image\n    tapline image create\n== serve\n    tapline serve\n== calibrate\n    \
-                         tapline calibrate raw:a\n";
+                         tapline calibrate raw:a\n== backup\n    tapline backup list\n";
         let faults = example::faults(&Arguments::command(), &format!("{EXAMPLES}{elsewhere}"));
         assert!(faults.is_empty(), "{}", faults.join("\n"));
     }
@@ -269,8 +277,9 @@ mod test {
     #[test]
     fn commands_named_in_tips_exist() {
         let (own, of_disks) = (Arguments::command(), arguments::Arguments::command());
+        let of_backups = arguments::backup::BackupArguments::command();
         let exists = |words: &str| {
-            [&own, &of_disks].into_iter().any(|program| {
+            [&own, &of_disks, &of_backups].into_iter().any(|program| {
                 let mut command = program;
                 words
                     .split(' ')

@@ -1,6 +1,6 @@
 //! Generates the manual pages of the commands, and a page with all commands, from their definitions.
 //!
-//! The pages of `tapline` itself, `tapline-disk` and `taplined` are written by hand.
+//! The pages of `tapline` itself, `tapline-disk`, `tapline-backup` and `taplined` are written by hand.
 
 mod commands;
 
@@ -16,8 +16,11 @@ use clap_mangen::roff::{Roff, bold, roman};
 use crate::{Arguments, EXAMPLES};
 
 /// Commands without a page generated from the definitions here: pages of the first two come from the definitions of
-/// `tapline-disk`, the page of `disk` would get that program's name, and the last two are not for users.
-const DESCRIBED_ELSEWHERE: [&str; 5] = ["image", "serve", "disk", "libvirt-hook", "manual"];
+/// `tapline-disk`, those of `disk` and `backup` would get the names of programs, and the last two are not for users.
+const DESCRIBED_ELSEWHERE: [&str; 6] = ["image", "serve", "disk", "backup", "libvirt-hook", "manual"];
+
+/// Pages of programs, which are written by hand.
+const BY_HAND: [&str; 2] = ["tapline-disk.1", "tapline-backup.1"];
 
 /// The page of all commands, relative to the directory of the manual pages.
 const ALL: &str = "../commands.md";
@@ -52,14 +55,14 @@ impl Manual {
         Ok(())
     }
 
-    /// Existing generated pages: all with our prefix except that of `tapline-disk`.
+    /// Existing generated pages: all with our prefix except those of programs.
     fn present(&self) -> Result<Vec<String>, Problem> {
         let tried = |error| Problem::failed(format_args!("list {}", self.directory.display()), error);
         let entries = std::fs::read_dir(&self.directory).map_err(tried)?;
         let mut names = Vec::new();
         for entry in entries {
             let name = entry.map_err(tried)?.file_name().to_string_lossy().into_owned();
-            if name.starts_with("tapline-") && name.ends_with(".1") && name != "tapline-disk.1" {
+            if name.starts_with("tapline-") && name.ends_with(".1") && !BY_HAND.contains(&name.as_str()) {
                 names.push(name);
             }
         }
@@ -72,14 +75,19 @@ fn pages() -> Result<BTreeMap<String, Vec<u8>>, Problem> {
     let mut pages = BTreeMap::new();
     add_all(own(&tapline()), EXAMPLES, &mut pages)?;
     add_all(tapline_disk().get_subcommands(), example::OF_IMAGES, &mut pages)?;
+    add_all(backup_verbs(&tapline_backup()), arguments::backup::EXAMPLES, &mut pages)?;
     Ok(pages)
 }
 
 /// The page of all commands.
 fn all() -> String {
-    let (tapline, disk) = (tapline(), tapline_disk());
-    let passed_on = |command: &&clap::Command| disk.find_subcommand(command.get_name()).is_some();
-    commands::page(own(&tapline).filter(|command| !passed_on(command)).chain(disk.get_subcommands()))
+    let (tapline, disk, backup) = (tapline(), tapline_disk(), tapline_backup());
+    let passed_on = |command: &&clap::Command| {
+        [&disk, &backup].iter().any(|program| program.find_subcommand(command.get_name()).is_some())
+    };
+    let own = own(&tapline).filter(|command| !passed_on(command));
+    let nouns = backup_verbs(&backup).filter(|verb| verb.has_subcommands());
+    commands::page(own.chain(disk.get_subcommands()).chain(backup.get_subcommands()).chain(nouns))
 }
 
 fn tapline() -> clap::Command {
@@ -92,6 +100,17 @@ fn tapline_disk() -> clap::Command {
     let mut disk = arguments::Arguments::command().name("tapline").disable_help_subcommand(true);
     disk.build();
     disk
+}
+
+fn tapline_backup() -> clap::Command {
+    let mut backup = arguments::backup::BackupArguments::command().name("tapline").disable_help_subcommand(true);
+    backup.build();
+    backup
+}
+
+/// The verbs of `backup`, of which `target` has verbs of its own.
+fn backup_verbs(backup: &clap::Command) -> impl Iterator<Item = &clap::Command> {
+    backup.get_subcommands().flat_map(clap::Command::get_subcommands)
 }
 
 /// The commands whose pages are generated from the definitions here.

@@ -13,7 +13,7 @@ type Inode = (u64, u64);
 
 /// A path and the file there, which is removed on drop if this process owns it.
 #[derive(Debug)]
-pub(crate) struct BoundPath {
+pub struct BoundPath {
     path: PathBuf,
     /// The file, if this process owns it.
     owned: Option<Inode>,

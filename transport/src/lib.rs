@@ -16,7 +16,7 @@ mod handover;
 mod log;
 pub mod nbd;
 mod timer;
-mod unix_socket;
+pub mod unix_socket;
 pub mod vhost_user;
 
 use std::fmt::Display;
@@ -27,6 +27,7 @@ use std::sync::Arc;
 use disk::{Request, Token};
 use memory::Buffer;
 
+pub use bound_path::BoundPath;
 pub use handover::{Handover, HandoverError, Parcel};
 pub use timer::Timer;
 

@@ -19,7 +19,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use crate::bound_path::BoundPath;
 
 /// `sun_path` of Linux has 108 bytes, the last of which is NUL.
-pub(crate) const MAX_PATH: usize = 107;
+pub const MAX_PATH: usize = 107;
 
 /// Maximum pending connections.
 const BACKLOG: i32 = 128;
@@ -35,7 +35,7 @@ const PROBE_EVERY: Duration = Duration::from_millis(10);
 
 /// Why listening failed.
 #[derive(Debug)]
-pub(crate) enum NotListening {
+pub enum NotListening {
     /// The path is longer than [`MAX_PATH`]; its length.
     PathTooLong(usize),
     /// Another process is listening there.
@@ -43,11 +43,16 @@ pub(crate) enum NotListening {
     /// The file there is not a socket.
     NotASocket,
     /// A system call failed; `what` describes it.
-    Failed { what: &'static str, source: io::Error },
+    Failed {
+        /// The call as a verb.
+        what: &'static str,
+        /// The cause.
+        source: io::Error,
+    },
 }
 
 /// Creates a non-blocking socket that listens at `path`, with the permissions `mode` if given.
-pub(crate) fn listen(path: &Path, mode: Option<Mode>) -> Result<(UnixListener, BoundPath), NotListening> {
+pub fn listen(path: &Path, mode: Option<Mode>) -> Result<(UnixListener, BoundPath), NotListening> {
     let len = path.as_os_str().len();
     if len > MAX_PATH {
         return Err(NotListening::PathTooLong(len));

@@ -84,7 +84,7 @@ impl<'a> Pass<'a> {
                 (batch, next) = self.encode_while_reading(batch, control)?;
             } else {
                 let mut encoder = Encoder::new(self.target, self.chunks);
-                batch.iter_mut().for_each(|window| encoder.encode(window));
+                batch.iter_mut().try_for_each(|window| encoder.encode(window))?;
                 next = None;
             }
             for window in batch {
@@ -107,13 +107,20 @@ impl<'a> Pass<'a> {
     ) -> Result<(Vec<Window>, Option<Vec<Window>>), Error> {
         let (target, chunks) = (self.target, self.chunks);
         let next = std::thread::scope(|scope| {
-            for share in batch.chunks_mut(SHARE) {
-                scope.spawn(|| {
-                    let mut encoder = Encoder::new(target, chunks);
-                    share.iter_mut().for_each(|window| encoder.encode(window));
-                });
+            let encoders: Vec<_> = batch
+                .chunks_mut(SHARE)
+                .map(|share| {
+                    scope.spawn(|| {
+                        let mut encoder = Encoder::new(target, chunks);
+                        share.iter_mut().try_for_each(|window| encoder.encode(window))
+                    })
+                })
+                .collect();
+            let next = self.read_batch(control);
+            for encoder in encoders {
+                encoder.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
             }
-            self.read_batch(control)
+            next
         })?;
         Ok((batch, Some(next)))
     }
@@ -318,7 +325,7 @@ impl<'a> Encoder<'a> {
         Encoder { target, chunks, compressor: Compressor::new() }
     }
 
-    fn encode(&mut self, window: &mut Window) {
+    fn encode(&mut self, window: &mut Window) -> Result<(), Error> {
         for slot in &mut window.slots {
             let Slot::Read(range) = slot else { continue };
             let plain = window.data.get(range.clone()).unwrap_or_default();
@@ -329,11 +336,13 @@ impl<'a> Encoder<'a> {
                 if self.chunks.contains(&digest) {
                     Slot::Known(digest)
                 } else {
-                    Slot::New(digest, self.target.codec.frame(&mut self.compressor, Kind::Chunk, &digest, plain))
+                    let frame = self.target.codec.frame(&mut self.compressor, Kind::Chunk, &digest, plain);
+                    Slot::New(digest, frame.map_err(|damage| Error::Invalid(format!("a chunk: {}", damage.0)))?)
                 }
             };
         }
         window.data = Vec::new();
+        Ok(())
     }
 }
 

@@ -84,6 +84,8 @@ struct Pending {
 #[derive(Debug)]
 pub struct Client {
     name: String,
+    /// The metadata context of [`Client::describe`].
+    context: String,
     write: bool,
     /// As on the first connection.
     export: Option<Export>,
@@ -110,7 +112,7 @@ pub struct Client {
 
 /// The name of an export is longer than the protocol allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the name of the export has more than 4096 bytes")]
+#[error("the name of the export, or of the metadata context, has more than 4096 bytes")]
 pub struct NameTooLong;
 
 impl Client {
@@ -121,6 +123,7 @@ impl Client {
         }
         Ok(Client {
             name: name.to_owned(),
+            context: negotiation::ALLOCATION.to_owned(),
             write,
             export: None,
             link: Link::Down,
@@ -139,6 +142,14 @@ impl Client {
             question: 0,
             described: None,
         })
+    }
+
+    /// The same, with another metadata context than `base:allocation`: [`Client::describe`] then has its flags.
+    pub fn of_context(name: &str, context: &str) -> Result<Client, NameTooLong> {
+        if context.len() > crate::wire::STRING_MAX {
+            return Err(NameTooLong);
+        }
+        Ok(Client { context: context.to_owned(), ..Client::new(name, false)? })
     }
 
     /// The export, once a connection has been negotiated.
@@ -169,7 +180,7 @@ impl Client {
     /// There is a new connection.
     pub fn connected(&mut self) {
         self.take_back();
-        self.link = Link::Negotiating(Negotiation::new(&self.name));
+        self.link = Link::Negotiating(Negotiation::new(&self.name, &self.context));
     }
 
     /// The connection has ended. Operations stay pending.

@@ -1,4 +1,4 @@
-//! The client's side of the negotiation: fixed newstyle, structured replies, `base:allocation`, then GO.
+//! The client's side of the negotiation: fixed newstyle, structured replies, one metadata context, then GO.
 //!
 //! It knows nothing about requests. Invariant: an [`Export`] that it returns has been checked: its size and block sizes
 //! are possible, and it has what this client needs.
@@ -26,7 +26,7 @@ pub struct Export {
     pub block_max: u32,
     /// Replies are structured.
     pub(super) structured: bool,
-    /// The identifier of `base:allocation`, if the server has it.
+    /// The identifier of the context that was negotiated, if the server has it.
     pub(super) allocation: Option<u32>,
 }
 
@@ -41,7 +41,7 @@ const BLOCK_MIN_MAX: u32 = 64 << 10;
 /// The unit of a disk.
 const SECTOR: u64 = 512;
 /// "Metadata contexts".
-const ALLOCATION: &str = "base:allocation";
+pub(super) const ALLOCATION: &str = "base:allocation";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
@@ -55,6 +55,7 @@ enum Step {
 #[derive(Debug)]
 pub(super) struct Negotiation {
     name: String,
+    context: String,
     step: Step,
     /// Replies to the current option.
     replies: usize,
@@ -67,9 +68,10 @@ pub(super) struct Negotiation {
 }
 
 impl Negotiation {
-    pub(super) fn new(name: &str) -> Negotiation {
+    pub(super) fn new(name: &str, context: &str) -> Negotiation {
         Negotiation {
             name: name.to_owned(),
+            context: context.to_owned(),
             step: Step::Greeting,
             replies: 0,
             structured: false,
@@ -136,7 +138,7 @@ impl Negotiation {
             Step::Context => {
                 string(&mut payload, &self.name);
                 payload.extend_from_slice(&1u32.to_be_bytes());
-                string(&mut payload, ALLOCATION);
+                string(&mut payload, &self.context);
             }
             Step::Go => {
                 string(&mut payload, &self.name);
@@ -183,7 +185,7 @@ impl Negotiation {
         let (Some(id), Some(name)) = (u32_at(payload, 0), payload.get(4..)) else {
             return Err(Broken::Negotiation("a metadata context has no name"));
         };
-        if name != ALLOCATION.as_bytes() || self.allocation.is_some() {
+        if name != self.context.as_bytes() || self.allocation.is_some() {
             return Err(Broken::Negotiation("a metadata context was not requested"));
         }
         self.allocation = Some(id);

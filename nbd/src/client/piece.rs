@@ -50,8 +50,10 @@ pub(super) enum Owner {
 pub struct Described {
     /// Its length in bytes.
     pub len: u64,
-    /// Whether it reads as zeroes without being transferred.
+    /// Whether it reads as zeroes without being transferred, in the context `base:allocation`.
     pub zero: bool,
+    /// The flags of another context, such as bit 0 for changed parts in `qemu:dirty-bitmap:`.
+    pub flags: u32,
 }
 
 /// A request in flight, on the current connection.

@@ -136,7 +136,7 @@ fn hole(piece: &mut Piece, payload: &[u8]) -> Result<(), Broken> {
     Ok(())
 }
 
-/// The only context that is negotiated is `base:allocation`.
+/// Only one context is negotiated.
 fn status(piece: &mut Piece, payload: &[u8]) -> Result<(), Broken> {
     let (asked, Some(sent)) = (piece.len, &mut piece.sent) else {
         return Err(Broken::Reply("extents of no request"));
@@ -151,8 +151,8 @@ fn status(piece: &mut Piece, payload: &[u8]) -> Result<(), Broken> {
             return Err(Broken::Reply("an extent that is empty, or behind the range"));
         }
         left -= len;
-        let zero = u32_at(extent, 4).is_some_and(|state| state & wire::STATE_ZERO != 0);
-        sent.described.push(Described { len, zero });
+        let flags = u32_at(extent, 4).unwrap_or_default();
+        sent.described.push(Described { len, zero: flags & wire::STATE_ZERO != 0, flags });
     }
     Ok(())
 }

@@ -296,7 +296,7 @@ fn extents_beyond_the_question_are_cut_off() {
         chunk(wire::CHUNK_DONE, wire::CHUNK_BLOCK_STATUS, 1, &payload)
     };
     client.receive(&extents(&[(512, 0), (1 << 20, 3)])).unwrap();
-    let expected = vec![Described { len: 512, zero: false }, Described { len: 3584, zero: true }];
+    let expected = vec![Described { len: 512, zero: false, flags: 0 }, Described { len: 3584, zero: true, flags: 3 }];
     assert_eq!(client.take_described(), Some(expected));
     for wrong in [&[(0, 0)][..], &[(4096, 0), (512, 0)]] {
         let mut client = up(true);

@@ -1,4 +1,4 @@
-//! `--end-with-input`: a job exits when its parent process does.
+//! `--end-with-input`: a job, or a disk that is served for one, exits when its parent process does.
 //!
 //! It knows nothing about the job, which ends as if killed; every job survives that. The daemon that has exited held
 //! the other end of our standard input; its successor repeats or rolls back the job from its journal, and needs the

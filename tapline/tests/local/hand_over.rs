@@ -55,3 +55,18 @@ fn wrong_words_are_refused_without_any_other_program() {
     assert_eq!(run(&tapline, &["--help"]).status.code(), Some(0));
     assert_eq!(run(&tapline, &["--version"]).status.code(), Some(0));
 }
+
+#[test]
+fn words_about_backups_go_to_the_backup_program() {
+    let directory = tempfile::tempdir().unwrap();
+    let tapline = installed(&directory, true);
+    let missing = run(&tapline, &["backup", "list", "/t"]);
+    let err = String::from_utf8_lossy(&missing.stderr);
+    assert!(missing.status.code() == Some(4) && err.contains("install tapline-backup"), "{err}");
+    program::script(&directory.path().join("tapline-backup"), "printf '{%s}' \"$@\"\nexit 2");
+    let output = run(&tapline, &["backup", "verify", "/a b", "--json"]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "{backup}{verify}{/a b}{--json}");
+    assert_eq!(output.status.code(), Some(2));
+    let output = run(&tapline, &["help", "backup", "create"]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "{backup}{create}{--help}");
+}

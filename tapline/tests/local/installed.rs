@@ -17,6 +17,7 @@ impl Host {
             "bin/tapline",
             "bin/taplined",
             "bin/tapline-disk",
+            "bin/tapline-backup",
             "share/man/man1/tapline.1",
             "share/tapline/guest/tapline-guest",
         ] {

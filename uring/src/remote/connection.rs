@@ -290,7 +290,7 @@ impl Connection {
         let mut start = at;
         self.extents = described
             .into_iter()
-            .map(|Described { len, zero }| {
+            .map(|Described { len, zero, .. }| {
                 let extent = Extent { start, end: start + len, zero };
                 start = extent.end;
                 extent

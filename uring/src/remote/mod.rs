@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use disk::{Action, Allocation, FileDone, FileError, FileId, FileOffset, FileOp, OpId};
 use memory::Segments;
-use nbd::client::Client;
+use nbd::client::{Client, Described, NameTooLong};
 use nbd::uri::Uri;
 
 use connection::Connection;
@@ -68,8 +68,21 @@ struct Shared {
 impl Remote {
     /// Connects to an export, and waits for it.
     pub fn open(uri: &Uri, options: RemoteOptions) -> Result<Remote, RemoteOpenError> {
+        Remote::connect(uri, options, Client::new(&uri.export, options.write))
+    }
+
+    /// Connects for reading, with another metadata context than `base:allocation`; see [`Remote::described`].
+    pub fn of_context(uri: &Uri, context: &str, options: RemoteOptions) -> Result<Remote, RemoteOpenError> {
+        Remote::connect(uri, RemoteOptions { write: false, ..options }, Client::of_context(&uri.export, context))
+    }
+
+    fn connect(
+        uri: &Uri,
+        options: RemoteOptions,
+        client: Result<Client, NameTooLong>,
+    ) -> Result<Remote, RemoteOpenError> {
         let failed = |why: String| RemoteOpenError { uri: uri.to_string(), why };
-        let client = Client::new(&uri.export, options.write).map_err(|error| failed(error.to_string()))?;
+        let client = client.map_err(|error| failed(error.to_string()))?;
         let targets = Target::all(uri).map_err(|error| failed(error.to_string()))?;
         let attempts = targets.len();
         let begun = Instant::now();
@@ -113,7 +126,7 @@ impl Remote {
     }
 
     /// Does one action, and waits for it. `Unsupported` and other errors are those of the action.
-    pub(crate) fn wait_for(&self, action: Action) -> Result<(), FileError> {
+    pub fn wait_for(&self, action: Action) -> Result<(), FileError> {
         let mut shared = self.lock();
         let Shared { connection, done } = &mut *shared;
         let mut op = Some(FileOp { id: OpId(u64::MAX), file: SYNCHRONOUS, action });
@@ -131,7 +144,7 @@ impl Remote {
     }
 
     /// Reads from any offset.
-    pub(crate) fn wait_to_read(&self, at: u64, bytes: &mut [u8]) -> Result<(), FileError> {
+    pub fn wait_to_read(&self, at: u64, bytes: &mut [u8]) -> Result<(), FileError> {
         let unit = u64::from(self.unit);
         let (start, end) = (at - at % unit, (at + memory::size::on_disk(bytes.len())).next_multiple_of(unit));
         let into = Segments::zeroed(memory::size::in_memory(end - start));
@@ -141,7 +154,7 @@ impl Remote {
     }
 
     /// Writes at any offset; nothing else may write.
-    pub(crate) fn wait_to_write(&self, at: u64, bytes: &[u8]) -> Result<(), FileError> {
+    pub fn wait_to_write(&self, at: u64, bytes: &[u8]) -> Result<(), FileError> {
         let unit = u64::from(self.unit);
         let (start, end) = (at - at % unit, (at + memory::size::on_disk(bytes.len())).next_multiple_of(unit));
         let from = Segments::zeroed(memory::size::in_memory(end - start));
@@ -154,7 +167,7 @@ impl Remote {
     }
 
     /// Which part of the export is allocated; see [`disk::Io::allocated`].
-    pub(crate) fn allocated(&self, at: u64, len: u64) -> Allocation {
+    pub fn allocated(&self, at: u64, len: u64) -> Allocation {
         let mut shared = self.lock();
         let Shared { connection, done } = &mut *shared;
         if let Some(known) = connection.known_allocation(at, len) {
@@ -176,6 +189,27 @@ impl Remote {
             let left = ALLOCATION.saturating_sub(now.duration_since(begun));
             if left.is_zero() {
                 return Allocation::Data(len);
+            }
+            connection.wait(left, now);
+        }
+    }
+
+    /// The extents of the context at an offset that is a multiple of the unit; empty if the server does not have the
+    /// context, or does not answer.
+    pub fn described(&self, at: u64) -> Vec<Described> {
+        let mut shared = self.lock();
+        let Shared { connection, done } = &mut *shared;
+        let begun = Instant::now();
+        connection.client.describe(at, ASKED.min(self.size.saturating_sub(at)));
+        loop {
+            let now = Instant::now();
+            connection.turn(now, done);
+            if let Some(described) = connection.client.take_described() {
+                return described;
+            }
+            let left = ALLOCATION.saturating_sub(now.duration_since(begun));
+            if left.is_zero() {
+                return Vec::new();
             }
             connection.wait(left, now);
         }

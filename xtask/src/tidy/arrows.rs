@@ -60,6 +60,11 @@ const ARROWS: &[Arrow] = &[
         tests_may_use: &["sim", "testkit"],
     },
     Arrow {
+        package: "tapline-backup",
+        may_use: &["arguments", "backup", "control", "disk", "logging", "nbd", "transport", "uring"],
+        tests_may_use: &["testkit"],
+    },
+    Arrow {
         package: "tapline",
         may_use: &["api", "arguments", "control", "logging", "stats", "vm", "xen"],
         tests_may_use: &["testkit"],

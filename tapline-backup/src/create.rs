@@ -1,0 +1,132 @@
+//! `backup create`: from a disk to a target.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use arguments::backup::BackupCreate;
+use backup::{Base, Digest, Id, Job, Record, Source, Statistics, Target};
+use nbd::uri::Uri;
+use serde_json::json;
+
+use crate::changed;
+use crate::child::Served;
+use crate::failure::{Exit, Failure};
+use crate::list::fields;
+use crate::output::{bytes, now, print, print_json};
+use crate::place::Place;
+use crate::progress::Progress;
+use crate::remote::{self, ExportSource, PATIENCE};
+use crate::target::{self, find};
+
+/// Names longer than this are not shown well.
+const NAME_MAX: usize = 255;
+
+/// Runs the command.
+pub fn run(create: &BackupCreate) -> Result<Exit, Failure> {
+    check(create)?;
+    // The target first: it is opened in a moment, and the disk perhaps not.
+    let target = target::open(&create.at)?.target;
+    let base = create.since.as_deref().map(|word| base(&target, word, create)).transpose()?;
+    let time = now();
+    let (record, cost) = match Place::parse(&create.source)? {
+        Place::Export(uri) => back_up(create, &target, base, time, &uri, PATIENCE)?,
+        Place::Image(image) => {
+            let served = Served::start(&image, &create.parents.names, false)?;
+            // A child that has ended does not come back.
+            let made = back_up(create, &target, base, time, &served.uri()?, Duration::ZERO)?;
+            served.end()?;
+            made
+        }
+    };
+    show(create, &record, &cost)
+}
+
+fn check(create: &BackupCreate) -> Result<(), Failure> {
+    let bad = |what: &str, advice: &str| Err(Failure::new(Exit::Usage, what).advise(advice));
+    if create.name.is_empty() || create.name.len() > NAME_MAX {
+        return bad("the name of a disk must have 1 to 255 bytes", "give a shorter --name");
+    }
+    if create.since.is_some() && create.changed.is_none() && create.bitmap.is_none() {
+        return bad(
+            "--since needs the changes since that backup",
+            "give --changed FILE or --bitmap NAME; without --since everything is read, and nothing sent twice",
+        );
+    }
+    let is_export = matches!(Place::parse(&create.source)?, Place::Export(_));
+    match (is_export, create.bitmap.is_some(), create.parents.names.is_empty()) {
+        (false, true, _) => bad("--bitmap is for the export of an NBD server", "give the changes with --changed"),
+        (true, _, false) => bad("--parent is for an image, given as FORMAT:PATH", "omit it: an export has no parents"),
+        _ => Ok(()),
+    }
+}
+
+/// The base of an incremental backup. Its changes follow when the disk is open.
+fn base(target: &Target, word: &str, create: &BackupCreate) -> Result<Record, Failure> {
+    let record = find(&target.backups()?, word)?;
+    let Some(content) = &create.since_content else { return Ok(record) };
+    match Digest::parse(content) {
+        Some(content) if content == record.content => Ok(record),
+        Some(_) => {
+            let what =
+                format!("backup {} is not the one since which changes were recorded: it has other content", record.id);
+            Err(Failure::new(Exit::Usage, what).advise("back up without --since"))
+        }
+        None => Err(Failure::new(Exit::Usage, format!("'{content}' is not a digest of 64 hexadecimal digits"))),
+    }
+}
+
+fn back_up(
+    create: &BackupCreate,
+    target: &Target,
+    base: Option<Record>,
+    time: u64,
+    uri: &Uri,
+    patience: Duration,
+) -> Result<(Record, Statistics), Failure> {
+    let source = ExportSource::new(remote::open(uri, false, patience)?);
+    let base = base.map(|record| based(create, &record, source.len(), uri)).transpose()?;
+    let job = Job {
+        disk: Id::of_name(&create.name),
+        label: &create.name,
+        time,
+        source: &source,
+        base,
+        threads: target::threads(create.threads),
+        avoided: HashSet::new(),
+    };
+    let progress = Progress::new("backing up", source.len(), create.at.json);
+    let record = progress.during(|control| target.back_up(&job, control))?;
+    let cost = target.statistics(record.id)?;
+    Ok((record, cost))
+}
+
+fn based(create: &BackupCreate, record: &Record, len: u64, uri: &Uri) -> Result<Base, Failure> {
+    let changed = match (&create.changed, &create.bitmap) {
+        (Some(path), _) => changed::read(path, len)?,
+        (None, Some(bitmap)) => remote::dirty(uri, bitmap)?,
+        (None, None) => std::iter::once(0..len).collect(),
+    };
+    Ok(Base { backup: record.id, content: record.content, changed })
+}
+
+fn show(create: &BackupCreate, record: &Record, cost: &Statistics) -> Result<Exit, Failure> {
+    if create.at.json {
+        let mut shown = fields(record);
+        if let Some(shown) = shown.as_object_mut() {
+            shown.insert("statistics".to_owned(), json!(cost));
+        }
+        print_json(&shown)?;
+        return Ok(Exit::Done);
+    }
+    print(&format!(
+        "id       {}\ncontent  {}\n{} read, {} holes, {} unchanged, {} deduplicated, {} sent\n",
+        record.id,
+        record.content,
+        bytes(cost.read),
+        bytes(cost.holes),
+        bytes(cost.unchanged),
+        bytes(cost.deduplicated),
+        bytes(cost.sent),
+    ))?;
+    Ok(Exit::Done)
+}

@@ -1,0 +1,96 @@
+//! `tapline-backup`: backs up disks to a target and restores them.
+//!
+//! It reads and writes disks over NBD only, so it parses no image, has no lock or lease of its own, and limits and
+//! shares of a served disk hold for it. An image that is named as FORMAT:PATH is served for it by a child (`child`); a
+//! new raw image is written directly (`new_image`). What a target is, and why several hosts may use one, is in the
+//! crate `backup`. This file maps a command line to a command, and a result to an exit code.
+
+#![forbid(unsafe_code)]
+// These macros panic if the output cannot be written.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
+mod changed;
+mod child;
+mod create;
+mod failure;
+mod list;
+mod mount;
+mod new_image;
+mod output;
+mod place;
+mod progress;
+mod prune;
+
+mod remote;
+mod restore;
+mod retention;
+mod serve;
+mod stop;
+mod target;
+mod verify;
+
+use std::process::ExitCode;
+
+use arguments::backup::{Backup, BackupArguments, BackupNoun, BackupTarget};
+
+use failure::{Exit, Failure};
+
+/// Standard error, with the name by which people start this program.
+static STDERR: logging::Stderr = logging::Stderr::of("tapline");
+
+fn main() -> ExitCode {
+    logging::panics::abort_on_panic(|panic| {
+        STDERR.say(panic.during("nothing counts on the target that was not finished; repeat the command"));
+    });
+    let arguments = match BackupArguments::of_process() {
+        Ok(arguments) => arguments,
+        Err(refused) => return explain(&refused),
+    };
+    let BackupNoun::Backup(command) = arguments.noun;
+    match stop::prepare().and_then(|()| carry_out(&command)) {
+        Ok(exit) => exit.code(),
+        Err(failure) => {
+            STDERR.write_last(&if is_json(&command) { failure.json() } else { failure.message() });
+            failure.exit.code()
+        }
+    }
+}
+
+fn carry_out(command: &Backup) -> Result<Exit, Failure> {
+    match command {
+        Backup::Target(BackupTarget::Create(create)) => target::create(create),
+        Backup::Target(BackupTarget::Show(show)) => target::show(show),
+        Backup::Create(create) => create::run(create),
+        Backup::List(list) => list::list(list),
+        Backup::Show(one) => list::show(one),
+        Backup::Restore(restore) => restore::run(restore),
+        Backup::Verify(verify) => verify::run(verify),
+        Backup::Remove(remove) => prune::remove(remove),
+        Backup::Prune(prune) => prune::prune(prune),
+        Backup::Mount(mount) => mount::run(mount),
+    }
+}
+
+fn is_json(command: &Backup) -> bool {
+    match command {
+        Backup::Target(BackupTarget::Create(create)) => create.at.json,
+        Backup::Target(BackupTarget::Show(show)) => show.at.json,
+        Backup::Create(create) => create.at.json,
+        Backup::List(list) => list.at.json,
+        Backup::Show(one) => one.at.json,
+        Backup::Restore(restore) => restore.at.json,
+        Backup::Verify(verify) => verify.at.json,
+        Backup::Remove(remove) => remove.at.json,
+        Backup::Prune(prune) => prune.at.json,
+        Backup::Mount(mount) => mount.at.json,
+    }
+}
+
+/// Prints the help, the version, or why the arguments are invalid.
+fn explain(refused: &clap::Error) -> ExitCode {
+    let exit = if refused.use_stderr() { Exit::Usage } else { Exit::Done };
+    match refused.print() {
+        Ok(()) => exit.code(),
+        Err(_) => Exit::Failed.code(),
+    }
+}

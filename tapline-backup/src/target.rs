@@ -1,0 +1,166 @@
+//! Backup targets on the command line: opened, created, shown; and backups found by their ids.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use arguments::backup::{At, TargetCreate, TargetShow, Threads};
+use backup::{Directory, Id, Key, Layout, ObjectStore, Record, Target, prefix};
+use control::printable;
+use serde_json::json;
+
+use crate::failure::{Exit, Failure};
+use crate::output::{bytes, print, print_json};
+
+/// What an interrupted creation leaves in a directory, and what a new file system has.
+const MAY_BE_THERE: [&str; 3] = ["log", "tmp", "lost+found"];
+
+/// The least number of digits of an id that stand for it.
+const DIGITS_MIN: usize = 8;
+
+/// The most threads that are used unasked: more do not help one stream.
+const THREADS_MAX: usize = 8;
+
+/// An open target and the store that it is in.
+pub struct Opened {
+    /// The target.
+    pub target: Target,
+    /// Its store.
+    pub store: Arc<dyn ObjectStore>,
+}
+
+/// Opens the target. Nothing is written.
+pub fn open(at: &At) -> Result<Opened, Failure> {
+    let store = store(&at.target)?;
+    let key = at.key_file.as_deref().map(read_key).transpose()?;
+    let target = Target::open(Arc::clone(&store), key.as_ref())?;
+    Ok(Opened { target, store })
+}
+
+fn store(path: &Path) -> Result<Arc<dyn ObjectStore>, Failure> {
+    if path.to_str().is_some_and(|text| text.contains("://")) {
+        let what = format!("cannot open the target {}: only directories can be targets", path.display());
+        return Err(Failure::new(Exit::Usage, what).advise("mount the storage, and give the directory"));
+    }
+    Ok(Arc::new(Directory::open(path)?))
+}
+
+fn read_key(path: &Path) -> Result<Key, Failure> {
+    Key::read(path).map_err(|error| Failure::new(Exit::Usage, control::in_full(&error)))
+}
+
+/// `backup target create`.
+pub fn create(create: &TargetCreate) -> Result<Exit, Failure> {
+    let path = &create.at.target;
+    let store = store(path)?;
+    check_empty(path)?;
+    let chunk = u32::try_from(create.chunk_size.0).unwrap_or(u32::MAX);
+    let layout = Layout { chunk, level: i32::from(create.compression), ..Layout::default() };
+    let key = match (&create.at.key_file, &create.new_key) {
+        (Some(file), _) => Some(read_key(file)?),
+        (None, Some(file)) => {
+            let key = Key::random();
+            // Before the target: one without its key would be of no use.
+            key.write(file).map_err(|error| Failure::cannot("create the target", error))?;
+            Some(key)
+        }
+        (None, None) => None,
+    };
+    let target = Target::create(store, layout, key.as_ref()).map_err(|error| {
+        let failure = Failure::from(error);
+        match &create.new_key {
+            Some(file) => failure.advise(format!("the new key is in {}: repeat with --key-file", file.display())),
+            None => failure,
+        }
+    })?;
+    if create.at.json {
+        print_json(&json!({ "id": target.id(), "layout": target.layout(), "encrypted": target.is_encrypted() }))?;
+    } else {
+        print(&format!("{}\n", target.id()))?;
+    }
+    Ok(Exit::Done)
+}
+
+/// Refuses a directory with other files: they would be taken for ours, or ours for theirs.
+fn check_empty(path: &Path) -> Result<(), Failure> {
+    let failed = |error| Failure::cannot(format_args!("list {}", path.display()), error);
+    for entry in fs::read_dir(path).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name();
+        if name == "format" {
+            return Err(backup::Error::TargetExists.into());
+        }
+        if !MAY_BE_THERE.iter().any(|own| name == *own) {
+            let what = format!("{} is not empty: it has {}", path.display(), printable(&name.to_string_lossy()));
+            return Err(Failure::new(Exit::Conflict, what).advise("use an empty directory"));
+        }
+    }
+    Ok(())
+}
+
+/// `backup target show`.
+pub fn show(show: &TargetShow) -> Result<Exit, Failure> {
+    let Opened { target, store } = open(&show.at)?;
+    let backups = target.backups()?;
+    let packs = store.list(prefix::PACKS)?;
+    let stored: u64 = packs.iter().chain(&store.list(prefix::BACKUPS)?).map(|(_, size)| size).sum();
+    let disks: BTreeMap<Id, u64> = backups.iter().map(|record| (record.disk, record.len)).collect();
+    let virtual_len: u64 = backups.iter().map(|record| record.len).sum();
+    if show.at.json {
+        return print_json(&json!({
+            "id": target.id(),
+            "layout": target.layout(),
+            "encrypted": target.is_encrypted(),
+            "backups": backups.len(),
+            "disks": disks.len(),
+            "packs": packs.len(),
+            "stored": stored,
+            "virtual": virtual_len,
+        }))
+        .map(|()| Exit::Done);
+    }
+    let layout = target.layout();
+    let encryption = if target.is_encrypted() { "XChaCha20-Poly1305" } else { "none" };
+    let compression = if layout.level == 0 { "none".to_owned() } else { format!("zstd, level {}", layout.level) };
+    print(&format!(
+        "id            {}\nencryption    {encryption}\ncompression   {compression}\nchunk size    {}\npack size     {}\n\
+         backups       {} of {} disks, {} in all\nstored        {} in {} packs\n",
+        target.id(),
+        bytes(layout.chunk.into()),
+        bytes(layout.pack.into()),
+        backups.len(),
+        disks.len(),
+        bytes(virtual_len),
+        bytes(stored),
+        packs.len(),
+    ))?;
+    Ok(Exit::Done)
+}
+
+/// The backup with this id, or with an id that begins so.
+pub fn find(backups: &[Record], word: &str) -> Result<Record, Failure> {
+    let is_digits = word.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    if !is_digits || word.len() < DIGITS_MIN || word.len() > 32 {
+        let what = format!(
+            "'{}' is not the id of a backup: it has 32 digits, of which the first 8 are enough",
+            printable(word)
+        );
+        return Err(Failure::new(Exit::Usage, what).advise("list the backups with 'tapline backup list TARGET'"));
+    }
+    let mut found = backups.iter().filter(|record| record.id.to_string().starts_with(word));
+    match (found.next(), found.next()) {
+        (Some(record), None) => Ok(record.clone()),
+        (Some(_), Some(_)) => {
+            Err(Failure::new(Exit::Usage, format!("several backups have ids that begin with {word}"))
+                .advise("give more digits"))
+        }
+        (None, _) => Err(Failure::new(Exit::NotFound, format!("the target has no backup {word}"))
+            .advise("list the backups with 'tapline backup list TARGET'; it may have been removed")),
+    }
+}
+
+/// The number of threads to use.
+pub fn threads(threads: Threads) -> usize {
+    let own = || std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
+    threads.threads.map_or_else(own, usize::from)
+}

@@ -11,6 +11,7 @@
 pub mod access;
 pub mod identity;
 pub mod passed;
+pub mod pem;
 pub mod policy;
 
 use std::fmt::Display;

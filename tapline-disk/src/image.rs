@@ -17,6 +17,7 @@ pub mod redo_log;
 pub mod reflink;
 pub mod remote;
 pub mod remote_layer;
+pub mod remote_tls;
 pub mod replay_redo;
 pub mod rewrite_marker;
 pub mod stale_layers;

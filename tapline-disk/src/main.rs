@@ -53,6 +53,7 @@ fn carry_out(arguments: &Arguments) -> Result<Exit, Failure> {
     if let Command::Serve(serve) = command {
         placement::place(serve)?;
     }
+    arguments.patience.into_iter().for_each(image::remote::set_patience);
     signals::ignore_sigxfsz().map_err(|error| Failure::new("handle SIGXFSZ", error))?;
     if let Some(handing) = command.handing() {
         if handing.handed {

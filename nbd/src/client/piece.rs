@@ -43,6 +43,8 @@ pub(super) enum Owner {
     Room,
     /// The question about allocation with this number.
     Allocation(u64),
+    /// Compares a block of the sample.
+    Sample,
 }
 
 /// An extent as the server describes it.
@@ -60,6 +62,8 @@ pub(super) struct Sent {
     pub(super) cookie: u64,
     /// A flush covers the kept writes with smaller numbers.
     pub(super) covers: u64,
+    /// The same of blocks of the sample.
+    pub(super) covers_sample: u64,
     /// The data of a read that has arrived.
     pub(super) arrived: Ranges,
     /// The first error of a structured reply.
@@ -141,7 +145,7 @@ impl Pieces {
     /// Makes everything in flight wait for the next connection. Its own requests are dropped: [`super::Client`] adds
     /// them again as needed.
     pub(super) fn take_back(&mut self) {
-        self.list.retain(|piece| !matches!(piece.owner, Owner::Replay(_) | Owner::Room));
+        self.list.retain(|piece| !matches!(piece.owner, Owner::Replay(_) | Owner::Room | Owner::Sample));
         if self.planted == Some(Planted::ResentBehindNewer) {
             let sent = self.list.iter().position(|piece| piece.sent.is_some());
             if let Some(piece) = sent.and_then(|index| self.list.remove(index)) {

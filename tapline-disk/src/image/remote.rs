@@ -5,9 +5,10 @@
 //! disk at a time, and again when that is done, because some servers end with their last client.
 
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use arguments::Patience;
 use control::{FormatName, ImageName, Kind};
 use nbd::uri::{Place, Uri};
 use uring::{Cache, ImageFile, OpenOptions, Remote, RemoteOptions};
@@ -15,11 +16,18 @@ use vm::syntax::shell_word;
 
 use crate::files::Files;
 use crate::files::identity::FileIdentity;
+use crate::image::remote_tls;
 use crate::process::failure::Failure;
 use crate::process::log::say;
+use crate::process::signals::is_stopping;
 
 /// How long a job waits for a server that is away: long enough for a restart of the server or of its host's network.
-const PATIENCE: Duration = Duration::from_secs(60);
+const OF_JOBS: Duration = Duration::from_secs(60);
+/// How long a guest waits: also for a restart of the server's host.
+const OF_GUESTS: Duration = Duration::from_secs(300);
+
+/// The patience of the command line.
+static PATIENCE: OnceLock<Patience> = OnceLock::new();
 
 /// Connections of this process, in use and not.
 static CONNECTIONS: Mutex<Vec<Connected>> = Mutex::new(Vec::new());
@@ -35,8 +43,24 @@ struct Connected {
 pub enum User {
     /// A job, which may wait for the server, and fails if that is away for too long.
     Job,
-    /// A served disk, whose guest waits as long as the server is away.
+    /// A served disk, whose thread never waits.
     Served,
+}
+
+impl User {
+    fn patience(self) -> Option<Duration> {
+        match (PATIENCE.get(), self) {
+            (Some(Patience::Forever), _) => None,
+            (Some(Patience::For(time)), _) => Some(*time),
+            (None, User::Job) => Some(OF_JOBS),
+            (None, User::Served) => Some(OF_GUESTS),
+        }
+    }
+}
+
+/// Sets how long requests wait for servers that are away, before any is opened.
+pub fn set_patience(patience: Patience) {
+    PATIENCE.get_or_init(|| patience);
 }
 
 /// Opens an image at a server; returns `None` if the image is a file.
@@ -49,7 +73,7 @@ pub fn open(files: &Files, name: &ImageName, write: bool, user: User) -> Result<
     let uri: Uri = word.parse().map_err(|error: nbd::uri::BadUri| failed(error.to_string()))?;
     let remote = match user {
         User::Job => connected(&uri, write)?,
-        User::Served => connect(&uri, RemoteOptions { write, patience: None, may_wait: false, report })?,
+        User::Served => connect(&uri, write, user)?,
     };
     let options = OpenOptions { write, cache: Cache::Writeback, lock: false };
     ImageFile::of_remote(name.path(), remote, options).map(Some).map_err(Failure::said)
@@ -66,15 +90,17 @@ fn connected(uri: &Uri, write: bool) -> Result<Remote, Failure> {
     if let Some(remote) = idle {
         return Ok(remote);
     }
-    let remote = connect(uri, RemoteOptions { write, patience: Some(PATIENCE), may_wait: true, report })?;
+    let remote = connect(uri, write, User::Job)?;
     connections.push(Connected { uri: uri.clone(), write, remote: remote.clone() });
     Ok(remote)
 }
 
-fn connect(uri: &Uri, options: RemoteOptions) -> Result<Remote, Failure> {
-    let opened = Remote::open(uri, options);
+fn connect(uri: &Uri, write: bool, user: User) -> Result<Remote, Failure> {
+    let tls = uri.tls.as_ref().map(remote_tls::settings).transpose()?;
     let advice = || format!("check that its server runs and has this export: nbdinfo {}", shell_word(&uri.to_string()));
-    opened.map_err(|error| Failure::said(error).advise(advice()))
+    let (patience, may_wait) = (user.patience(), user == User::Job);
+    Remote::open(uri, RemoteOptions { write, tls, patience, may_wait, stopping: is_stopping, report })
+        .map_err(|error| Failure::said(error).advise(advice()))
 }
 
 fn report(line: &str) {

@@ -3,15 +3,13 @@
 //! It knows nothing about TLS. Invariant: without `--nbd-tls-verify-peer no`, settings exist only with an authority
 //! that signs the certificates of clients.
 
-use std::fs;
-use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use arguments::{Serve, VerifyPeer};
 use control::Kind;
 use transport::nbd::{Credentials, Part, Tls};
 
+use crate::files::pem::{needed, optional, reject_public};
 use crate::process::failure::Failure;
 
 const CERTIFICATE: &str = "server-cert.pem";
@@ -29,12 +27,12 @@ pub fn read(serve: &Serve) -> Result<Option<Tls>, Failure> {
 }
 
 fn settings(directory: &Path, verify_peer: VerifyPeer) -> Result<Tls, Failure> {
-    let certificate = needed(&directory.join(CERTIFICATE))?;
+    let certificate = needed(&directory.join(CERTIFICATE), ADVICE)?;
     let key = directory.join(KEY);
-    reject_public(&key)?;
-    let key = needed(&key)?;
+    reject_public(&key, ADVICE)?;
+    let key = needed(&key, ADVICE)?;
     let (authority, revoked) = match verify_peer {
-        VerifyPeer::Yes => (Some(authority(directory)?), optional(&directory.join(REVOKED))?),
+        VerifyPeer::Yes => (Some(authority(directory)?), optional(&directory.join(REVOKED), ADVICE)?),
         VerifyPeer::No => (None, None),
     };
     let credentials = Credentials {
@@ -48,6 +46,7 @@ fn settings(directory: &Path, verify_peer: VerifyPeer) -> Result<Tls, Failure> {
             Part::Certificate => (CERTIFICATE, "see it with: openssl x509 -text -noout -in FILE"),
             Part::Key => (KEY, "give the key of the first certificate in server-cert.pem, without a passphrase"),
             Part::Authority => (AUTHORITY, "give the certificates of the authorities that sign those of clients"),
+            Part::Name => unreachable!("only clients have the name of their peer"),
             Part::Revoked => (REVOKED, "give the authorities' revocation lists, or remove the file"),
         };
         let path = directory.join(name);
@@ -58,36 +57,11 @@ fn settings(directory: &Path, verify_peer: VerifyPeer) -> Result<Tls, Failure> {
 /// Reads the authority of clients. It is required: without it anyone could connect.
 fn authority(directory: &Path) -> Result<Vec<u8>, Failure> {
     let path = directory.join(AUTHORITY);
-    optional(&path)?.ok_or_else(|| {
+    optional(&path, ADVICE)?.ok_or_else(|| {
         let why = "it does not exist, and without it no client's certificate can be verified";
         Failure::new(format!("read {}", path.display()), why).of_kind(Kind::Invalid).advise(
             "copy the certificate of the authority that signs those of clients there; or, if everyone who reaches the \
              address may use the disk, add --nbd-tls-verify-peer no",
         )
     })
-}
-
-fn needed(path: &Path) -> Result<Vec<u8>, Failure> {
-    fs::read(path).map_err(|error| not_read(path, error))
-}
-
-fn optional(path: &Path) -> Result<Option<Vec<u8>>, Failure> {
-    match fs::read(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        found => found.map(Some).map_err(|error| not_read(path, error)),
-    }
-}
-
-fn not_read(path: &Path, error: io::Error) -> Failure {
-    Failure::failed(format!("read {}", path.display()), &error).advise(ADVICE)
-}
-
-/// Fails if every user of this host can read the key.
-fn reject_public(key: &Path) -> Result<(), Failure> {
-    let metadata = fs::metadata(key).map_err(|error| not_read(key, error))?;
-    if metadata.permissions().mode() & 0o007 == 0 {
-        return Ok(());
-    }
-    let what = format!("cannot use {}: every user of this host can read it", key.display());
-    Err(Failure::of(Kind::Invalid, what).advise(format!("chmod o= {}", key.display())))
 }

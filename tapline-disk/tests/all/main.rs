@@ -37,6 +37,8 @@ mod probes;
 mod qemu_locks;
 mod refused_engine;
 mod remote;
+mod remote_away;
+mod remote_tls;
 mod rest;
 mod serve;
 mod shape;

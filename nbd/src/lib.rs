@@ -1,7 +1,7 @@
 //! The NBD protocol (`doc/proto.md` of the NetworkBlockDevice project), as both sides need it.
 //!
-//! It knows nothing about sockets, disks or files; [`tls`] is the encryption of both sides. The client's side is [`client`]; the server's
-//! is `transport::nbd`.
+//! It knows nothing about sockets, disks or files. The client's side is [`client`]; the server's is `transport::nbd`;
+//! [`tls`] is the encryption of both.
 
 #![forbid(unsafe_code)]
 

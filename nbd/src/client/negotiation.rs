@@ -1,7 +1,7 @@
 //! The client's side of the negotiation: fixed newstyle, TLS, structured replies, `base:allocation`, then GO.
 //!
-//! It knows nothing about requests. Invariants: an [`Export`] that it returns has been checked: its size and block sizes
-//! are possible, and it has what this client needs; with TLS, nothing else is sent or accepted before that has begun.
+//! It knows nothing about requests. Invariants: an [`Export`] that it returns has been checked: its size and block
+//! sizes are possible, and it has what this client needs; with TLS, nothing else is sent or accepted before that.
 
 use zerocopy::IntoBytes;
 

@@ -148,7 +148,8 @@ pub fn refuse<'a>(names: impl IntoIterator<Item = &'a ImageName>) -> Result<(), 
     match names.into_iter().find(|name| name.uri().is_some()) {
         None => Ok(()),
         Some(name) => {
-            let why = "an image at an NBD server can only be converted, compared, shown, measured and served";
+            let why = "an image at an NBD server can only be converted, compared, shown, measured and served, and be the \
+                       parent of a qcow2 image";
             Err(Failure::new(format!("use {name} here"), why)
                 .advise(format!("copy it into a file first: tapline image convert {name} qcow2:FILE"))
                 .of_kind(Kind::Invalid))
@@ -156,15 +157,28 @@ pub fn refuse<'a>(names: impl IntoIterator<Item = &'a ImageName>) -> Result<(), 
     }
 }
 
-/// Rejects chains with an image at a server: it has no identity that a child could record.
+/// Rejects chains in which an image at a server is not the last parent, below an image that can record its URI.
 pub fn refuse_in_chain(names: &[&ImageName]) -> Result<(), Failure> {
-    match names.iter().find(|name| names.len() > 1 && name.uri().is_some()) {
-        None => Ok(()),
-        Some(name) => {
-            let why = "an image at an NBD server cannot have or be a parent";
-            Err(Failure::new(format!("use {name} in a chain"), why)
-                .advise(format!("copy it into a file first: tapline image convert {name} {}:FILE", FormatName::Qcow2))
-                .of_kind(Kind::Invalid))
-        }
+    let Some(depth) = names.iter().position(|name| name.uri().is_some()) else { return Ok(()) };
+    let Some(name) = names.get(depth).filter(|_| names.len() > 1) else { return Ok(()) };
+    let child = depth.checked_sub(1).and_then(|above| names.get(above));
+    let why = match child {
+        _ if depth + 1 < names.len() => "an image at an NBD server has no parent",
+        None => return Ok(()),
+        Some(child) => return refuse_child(child, name),
+    };
+    Err(Failure::new(format!("use {name} in a chain"), why)
+        .advise(format!("copy it into a file first: tapline image convert {name} {}:FILE", FormatName::Qcow2))
+        .of_kind(Kind::Invalid))
+}
+
+/// Rejects a child that cannot record the URI of its parent.
+pub fn refuse_child(child: &ImageName, parent: &ImageName) -> Result<(), Failure> {
+    if parent.uri().is_none() || child.format == FormatName::Qcow2 {
+        return Ok(());
     }
+    let why = format!("only qcow2 can record a parent at an NBD server, not {}", child.format);
+    Err(Failure::new(format!("use {parent} as the parent of {child}"), why)
+        .advise("create a qcow2 image on it, or copy it into a file first: tapline image convert")
+        .of_kind(Kind::Invalid))
 }

@@ -13,8 +13,8 @@ use disk::{Allocation, FileDone, FileOp};
 use nbd::client::{Client, Described};
 use nbd::uri::Uri;
 
-use super::RemoteOptions;
 use super::socket::{Socket, Target};
+use super::{RemoteOptions, RemoteState};
 
 /// Pauses between attempts to connect: the first is short, because a restarted server is back at once.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
@@ -139,6 +139,16 @@ impl Connection {
         match self.state {
             State::Down(_) => usize::try_from(self.attempts).unwrap_or(usize::MAX),
             _ => 0,
+        }
+    }
+
+    /// The state of the connection.
+    pub(super) fn state(&self, now: Instant) -> RemoteState {
+        RemoteState {
+            away: self.lost.map(|lost| now.duration_since(lost)),
+            why: self.lost.map(|_| self.why.clone()).filter(|why| !why.is_empty()),
+            attempts: self.attempts,
+            kept: self.client.kept(),
         }
     }
 

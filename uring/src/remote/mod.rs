@@ -47,6 +47,19 @@ pub struct RemoteOptions {
     pub report: fn(&str),
 }
 
+/// The state of the connection to a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteState {
+    /// How long there has been no connection that works, if there is none.
+    pub away: Option<Duration>,
+    /// Why there is none.
+    pub why: Option<String>,
+    /// Attempts to connect since the last one that worked.
+    pub attempts: u32,
+    /// Writes that were answered and that no answered flush covers: they are sent again on a new connection.
+    pub kept: usize,
+}
+
 /// An export cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot open {uri}: {why}")]
@@ -237,6 +250,11 @@ impl Remote {
     /// Whether the server was given up because the process is to end: all operations fail.
     pub fn is_given_up(&self) -> bool {
         self.lock().connection.is_given_up()
+    }
+
+    /// The state of the connection.
+    pub fn state(&self) -> RemoteState {
+        self.lock().connection.state(Instant::now())
     }
 
     /// How long the server is away by now.

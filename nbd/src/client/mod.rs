@@ -31,6 +31,7 @@ mod split;
 #[cfg(test)]
 mod test;
 mod to_send;
+mod union;
 
 use std::collections::BTreeMap;
 use std::mem;

@@ -90,12 +90,6 @@ impl Piece {
     pub(super) fn new(owner: Owner, kind: Kind, at: u64, len: u64) -> Piece {
         Piece { owner, kind, at, len, memory: Segments::empty(), bytes: None, sent: None }
     }
-
-    fn conflicts(&self, earlier: &Piece) -> bool {
-        let writes = self.kind.changes() || earlier.kind.changes();
-        // No end overflows: ranges lie inside the export.
-        writes && self.at < earlier.at + earlier.len && earlier.at < self.at + self.len
-    }
 }
 
 /// All requests that are not answered.
@@ -106,34 +100,15 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// The number of requests in flight.
-    pub(super) fn in_flight(&self) -> usize {
-        self.list.iter().filter(|piece| piece.sent.is_some()).count()
-    }
-
     /// The number of requests of operations, in flight and waiting.
     pub(super) fn of_operations(&self) -> usize {
         self.list.iter().filter(|piece| matches!(piece.owner, Owner::Op(_))).count()
-    }
-
-    /// Whether a flush is in flight.
-    pub(super) fn is_flushing(&self) -> bool {
-        self.list.iter().any(|piece| piece.kind == Kind::Flush && piece.sent.is_some())
     }
 
     /// The bytes of writes in flight, each of which is kept when it has been answered.
     pub(super) fn writing(&self) -> u64 {
         let sent = self.list.iter().filter(|piece| piece.sent.is_some() && matches!(piece.owner, Owner::Op(_)));
         sent.filter(|piece| piece.kind == Kind::Write).map(|piece| piece.len).sum()
-    }
-
-    /// Whether nothing before it, in flight or waiting, keeps this one back.
-    pub(super) fn is_free(&self, index: usize) -> bool {
-        let Some(piece) = self.list.get(index) else { return false };
-        if self.planted == Some(Planted::OverlapsInFlight) {
-            return true;
-        }
-        !self.list.iter().take(index).any(|earlier| piece.conflicts(earlier))
     }
 
     /// The request in flight with this cookie.

@@ -5,26 +5,69 @@
 
 use super::piece::{Kind, Owner, Piece, Sent};
 use super::planted::Planted;
+use super::union::Union;
 use super::{Client, IN_FLIGHT_MAX, Link};
+
+/// What is known of the requests in front of one, and of all in flight: each request is looked at once.
+#[derive(Debug, Default)]
+struct Scan {
+    in_flight: usize,
+    is_flushing: bool,
+    /// The bytes of writes in flight, each of which is kept when it has been answered.
+    writing: u64,
+    /// All kept writes were answered on this connection.
+    kept_here: bool,
+    /// The ranges that earlier requests use, and that they change.
+    used: Union,
+    changed: Union,
+}
+
+impl Scan {
+    /// Whether no earlier request keeps this one back.
+    fn is_free(&self, piece: &Piece) -> bool {
+        let range = (piece.at, piece.at + piece.len);
+        !self.changed.overlaps(range) && !(piece.kind.changes() && self.used.overlaps(range))
+    }
+
+    fn pass(&mut self, piece: &Piece) {
+        // No end overflows: ranges lie inside the export.
+        let range = (piece.at, piece.at + piece.len);
+        self.used.add(range);
+        if piece.kind.changes() {
+            self.changed.add(range);
+        }
+    }
+
+    fn sent(&mut self, piece: &Piece) {
+        self.in_flight += 1;
+        self.is_flushing |= piece.kind == Kind::Flush;
+        if piece.kind == Kind::Write && matches!(piece.owner, Owner::Op(_)) {
+            self.writing += piece.len;
+        }
+    }
+}
 
 impl Client {
     /// Sends what may be sent.
     pub(super) fn pump(&mut self) {
         let Link::Up(_) = self.link else { return };
         self.make_room();
-        let mut in_flight = self.pieces.in_flight();
+        let mut scan = Scan { kept_here: self.kept.are_here(), ..Scan::default() };
+        self.pieces.list.iter().filter(|piece| piece.sent.is_some()).for_each(|piece| scan.sent(piece));
         let mut index = 0;
-        while index < self.pieces.list.len() && in_flight < IN_FLIGHT_MAX && !self.out.is_full() {
-            if self.may_send(index) {
+        while scan.in_flight < IN_FLIGHT_MAX && !self.out.is_full() {
+            let Some(piece) = self.pieces.list.get(index) else { return };
+            let sends = piece.sent.is_none() && self.may_send(piece, &scan);
+            scan.pass(piece);
+            if sends {
+                scan.sent(piece);
                 self.send(index);
-                in_flight += 1;
             }
             index += 1;
         }
     }
 
-    fn may_send(&self, index: usize) -> bool {
-        let Some(piece) = self.pieces.list.get(index).filter(|piece| piece.sent.is_none()) else { return false };
+    fn may_send(&self, piece: &Piece, scan: &Scan) -> bool {
         if piece.owner == Owner::Sample {
             return true;
         }
@@ -34,15 +77,14 @@ impl Client {
         let ready = match (piece.kind, piece.owner) {
             // It covers what was answered on this connection only. Two are never in flight: a server reports a failed
             // sync once, so that the other one could succeed over lost data.
-            (Kind::Flush, _) => self.kept.are_here() && (!self.pieces.is_flushing() || self.trusts_second_flush()),
+            (Kind::Flush, _) => scan.kept_here && (!scan.is_flushing || self.trusts_second_flush()),
             (Kind::Write | Kind::Zero, Owner::Op(_)) => {
                 let payload = if piece.kind == Kind::Write { piece.len } else { 0 };
-                let kept = self.kept.bytes() + self.pieces.writing();
-                !self.kept.is_full(IN_FLIGHT_MAX) && kept + payload <= self.kept_max
+                !self.kept.is_full(IN_FLIGHT_MAX) && self.kept.bytes() + scan.writing + payload <= self.kept_max
             }
             _ => true,
         };
-        ready && self.pieces.is_free(index)
+        ready && (scan.is_free(piece) || self.pieces.planted == Some(Planted::OverlapsInFlight))
     }
 
     pub(super) fn trusts_second_flush(&self) -> bool {

@@ -31,7 +31,7 @@ pub fn record(
     }
     let (relative, absolute) = match parent.uri() {
         // As QEMU writes it.
-        Some(uri) => (uri.to_owned(), String::new()),
+        Some(uri) => (String::new(), uri.to_owned()),
         None => paths(files, child, parent.path())?,
     };
     Ok(Link {
@@ -45,7 +45,7 @@ pub fn record(
 }
 
 /// Returns when the open file of an image was last modified, in seconds since 1970. Changes by an unfinished command
-/// that does not change what guests see do not count. `None` for block devices and exports, which have no modification time.
+/// that does not change what guests see do not count. `None` for block devices and exports, which have no such time.
 pub fn modified(files: &Files, name: &ImageName, file: &ImageFile) -> Result<Option<u64>, Failure> {
     if file.remote().is_some() {
         return Ok(None);
@@ -192,7 +192,7 @@ mod test {
         let child: ImageName = "vhd:disks/child.vhd".parse().unwrap();
         assert_eq!(suggestion(&child, &link("./base.raw", "/x/base.raw")), "raw:disks/base.raw");
         assert_eq!(suggestion(&child, &link("", "/x/base.raw")), "raw:/x/base.raw");
-        assert_eq!(suggestion(&child, &link("nbd://host/e", "")), "nbd://host/e");
+        assert_eq!(suggestion(&child, &link("", "nbd://host/e")), "nbd://host/e");
         let known = Link { format: Some("qcow2"), uuid: [1; 16], ..link("../b.q", "") };
         assert_eq!(suggestion(&child, &known), "qcow2:disks/../b.q");
         assert_eq!(suggestion(&child, &Link { uuid: [1; 16], ..link("", "") }), "vhd:disks/PATH");

@@ -38,6 +38,7 @@ mod qemu_locks;
 mod refused_engine;
 mod remote;
 mod remote_away;
+mod remote_parent;
 mod remote_tls;
 mod rest;
 mod serve;

@@ -250,9 +250,12 @@ fn what_cannot_be_used_is_refused_with_the_reason() {
         (format!("image resize {small} 64M"), "can only be converted"),
         (format!("image check {small}"), "can only be converted"),
         (format!("image snapshot {small} --to qcow2:child"), "can only be converted"),
-        (format!("image map qcow2:disk.qcow2 --parent {small}"), "cannot have or be a parent"),
-        (format!("serve {small} --nbd at --control c"), "cannot be served with --control"),
-        (format!("serve qcow2:disk.qcow2 --parent {small} --nbd at"), "can only be converted"),
+        (format!("image map qcow2:disk.qcow2 --parent {small}"), "disk.qcow2 has no parent"),
+        (format!("image map {small} --parent qcow2:disk.qcow2"), "an image at an NBD server has no parent"),
+        (format!("image create vhd:child.vhd --parent {small}"), "only qcow2 can record a parent at an NBD server"),
+        (format!("image create qcow2:child --parent {small} --parent raw:small.raw"), "at an NBD server has no parent"),
+        (format!("image rebase qcow2:disk.qcow2 --onto {small}"), "can only be converted"),
+        (format!("serve {small} --vhost-user at --control c --take-over --handed"), "--take-over"),
     ] {
         let said = room.tapline(&words);
         assert!(said.code != Some(0) && said.err.contains(why), "{words}: {said:?}");

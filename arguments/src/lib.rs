@@ -11,6 +11,7 @@ mod limit;
 pub mod mistyped;
 mod new_size;
 mod number;
+mod patience;
 mod xen;
 
 use std::ops::RangeInclusive;
@@ -30,6 +31,7 @@ pub use image::{
 pub use limit::{LIMITS, LimitWords};
 pub use new_size::NewSize;
 pub use number::number;
+pub use patience::Patience;
 pub use xen::{GrantPolicy, KIND, NotAXenDisk, OnStop, XenDisk, backend_kind};
 
 /// Tapline's disk process: serves one image, or runs one image job.
@@ -44,6 +46,9 @@ pub struct Arguments {
     /// Treat images given as raw: as raw even if they look like another format
     #[arg(long, global = true)]
     pub really_raw: bool,
+    /// How long requests wait for an NBD server that is away before they fail [default: 300 with serve, 60 otherwise]
+    #[arg(long, global = true, value_name = "SECONDS|forever")]
+    pub patience: Option<Patience>,
     /// The command.
     #[command(subcommand)]
     pub command: Command,

@@ -96,6 +96,25 @@ pub struct Layer {
     pub inode: Option<u64>,
     /// Whether the layer is open for writing.
     pub writable: bool,
+    /// The connection to its NBD server, if it is at one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<Server>,
+}
+
+/// The connection to the NBD server of a layer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Server {
+    /// Whether there is a connection that works.
+    pub connected: bool,
+    /// How long there has been none, in milliseconds.
+    pub away_ms: Option<u64>,
+    /// Why there is none.
+    pub error: Option<String>,
+    /// Attempts to connect since the last connection that worked.
+    pub attempts: u32,
+    /// Writes that were answered and are not flushed; they are sent again on a new connection.
+    pub kept: u64,
 }
 
 impl Layer {
@@ -289,6 +308,9 @@ pub struct Condition {
     pub waiting: usize,
     /// Requests that were failed because successive processes died while handling them.
     pub fatal: u64,
+    /// How long an NBD server of its images is away, in milliseconds: requests wait for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub away_ms: Option<u64>,
 }
 
 /// An event of `watch`.
@@ -307,6 +329,11 @@ pub enum Change {
     },
     /// A sync failed.
     Broken {
+        /// Number of requests that wait for space.
+        waiting: usize,
+    },
+    /// An NBD server of its images is away: requests wait for it.
+    Away {
         /// Number of requests that wait for space.
         waiting: usize,
     },

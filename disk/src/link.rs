@@ -12,7 +12,7 @@ pub struct Link {
     pub uuid: [u8; 16],
     /// Its path as seen from the child's directory; empty if not recorded.
     pub relative: String,
-    /// Its absolute path; empty if not recorded.
+    /// Its absolute path, or the URI of an export; empty if not recorded.
     pub absolute: String,
     /// Bytes of its disk, where the child records them.
     pub len: Option<u64>,

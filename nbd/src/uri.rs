@@ -1,5 +1,6 @@
 //! NBD URIs (`doc/uri.md` of the NetworkBlockDevice project): `nbd://HOST[:PORT]/EXPORT`,
-//! `nbd+unix:///EXPORT?socket=PATH`.
+//! `nbd+unix:///EXPORT?socket=PATH`; `nbds:` and `nbds+unix:` require TLS, whose parameters are `tls-certificates=DIR`
+//! and `tls-hostname=NAME`.
 //!
 //! It knows nothing about sockets. Invariant: an export's name is at most as long as the protocol allows.
 
@@ -11,10 +12,9 @@ use crate::wire::STRING_MAX;
 
 /// The port of NBD.
 const PORT: u16 = 10809;
-/// Schemes, with what follows them.
-const TCP: &str = "nbd://";
-const UNIX: &str = "nbd+unix://";
-const TLS: [&str; 2] = ["nbds://", "nbds+unix://"];
+/// Schemes, with what follows them; whether they are for Unix sockets, and whether they require TLS.
+const SCHEMES: [(&str, bool, bool); 4] =
+    [("nbd://", false, false), ("nbd+unix://", true, false), ("nbds://", false, true), ("nbds+unix://", true, true)];
 
 /// Where a server is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +25,15 @@ pub enum Place {
     Unix(PathBuf),
 }
 
+/// How TLS is used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsParameters {
+    /// The directory of certificates and keys; `None` for the default one.
+    pub certificates: Option<PathBuf>,
+    /// The name that the server's certificate must have.
+    pub hostname: String,
+}
+
 /// An export of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uri {
@@ -32,17 +41,16 @@ pub struct Uri {
     pub place: Place,
     /// The name of the export, which may be empty.
     pub export: String,
+    /// TLS, if it is required; without it, it is not used.
+    pub tls: Option<TlsParameters>,
     text: String,
 }
 
 /// Why a text is not a usable URI.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadUri {
-    /// It requires TLS.
-    #[error("nbds: is NBD over TLS, which this client does not have yet; use nbd: or nbd+unix: in a trusted network")]
-    Tls,
     /// Another scheme.
-    #[error("use nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH")]
+    #[error("use nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH; nbds: for TLS")]
     Scheme,
     /// The host is missing, or has a user.
     #[error("the host is missing or has a user name; use nbd://HOST[:PORT]/EXPORT")]
@@ -68,29 +76,33 @@ impl FromStr for Uri {
     type Err = BadUri;
 
     fn from_str(text: &str) -> Result<Uri, BadUri> {
-        if TLS.iter().any(|scheme| text.starts_with(scheme)) {
-            return Err(BadUri::Tls);
-        }
-        let (unix, rest) = match (text.strip_prefix(TCP), text.strip_prefix(UNIX)) {
-            (Some(rest), _) => (false, rest),
-            (None, Some(rest)) => (true, rest),
-            (None, None) => return Err(BadUri::Scheme),
-        };
+        let scheme = SCHEMES.iter().find_map(|&(word, unix, tls)| Some((text.strip_prefix(word)?, unix, tls)));
+        let Some((rest, unix, tls)) = scheme else { return Err(BadUri::Scheme) };
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let export = unescape(path)?;
         if export.len() > STRING_MAX || export.contains('\0') {
             return Err(BadUri::Export);
         }
-        let socket = socket(query)?;
-        let place = match (unix, socket) {
-            (true, Some(socket)) if authority.is_empty() => Place::Unix(socket),
+        let parameters = Parameters::read(query, unix, tls)?;
+        let (place, host) = match (unix, parameters.socket) {
+            // With TLS there may be the name of the server in front of the path.
+            (true, Some(socket)) if authority.is_empty() => (Place::Unix(socket), "localhost".to_owned()),
+            (true, Some(socket)) if tls => match tcp(authority)? {
+                Place::Tcp(host, _) => (Place::Unix(socket), host),
+                Place::Unix(_) => return Err(BadUri::Host),
+            },
             (true, Some(_)) => return Err(BadUri::Host),
             (true, None) => return Err(BadUri::Socket),
-            (false, Some(_)) => return Err(BadUri::Parameter("socket".to_owned())),
-            (false, None) => tcp(authority)?,
+            (false, _) => {
+                let place = tcp(authority)?;
+                let Place::Tcp(host, _) = &place else { return Err(BadUri::Host) };
+                (place.clone(), host.clone())
+            }
         };
-        Ok(Uri { place, export, text: text.to_owned() })
+        let hostname = parameters.hostname.unwrap_or(host);
+        let tls = tls.then_some(TlsParameters { certificates: parameters.certificates, hostname });
+        Ok(Uri { place, export, tls, text: text.to_owned() })
     }
 }
 
@@ -100,16 +112,31 @@ impl fmt::Display for Uri {
     }
 }
 
-/// The socket in a query.
-fn socket(query: &str) -> Result<Option<PathBuf>, BadUri> {
-    let mut found = None;
-    for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
-        match parameter.split_once('=') {
-            Some(("socket", path)) if !path.is_empty() && found.is_none() => found = Some(unescape(path)?.into()),
-            _ => return Err(BadUri::Parameter(parameter.to_owned())),
+/// The parameters in a query.
+#[derive(Default)]
+struct Parameters {
+    socket: Option<PathBuf>,
+    certificates: Option<PathBuf>,
+    hostname: Option<String>,
+}
+
+impl Parameters {
+    /// Reads those that the scheme has. Another one is refused: `tls-verify-peer=false` must not be overlooked.
+    fn read(query: &str, unix: bool, tls: bool) -> Result<Parameters, BadUri> {
+        let mut found = Parameters::default();
+        for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
+            let refused = || BadUri::Parameter(parameter.to_owned());
+            let (name, value) = parameter.split_once('=').filter(|(_, value)| !value.is_empty()).ok_or_else(refused)?;
+            let value = unescape(value)?;
+            match name {
+                "socket" if unix && found.socket.is_none() => found.socket = Some(value.into()),
+                "tls-certificates" if tls && found.certificates.is_none() => found.certificates = Some(value.into()),
+                "tls-hostname" if tls && found.hostname.is_none() => found.hostname = Some(value),
+                _ => return Err(refused()),
+            }
         }
+        Ok(found)
     }
-    Ok(found)
 }
 
 fn tcp(authority: &str) -> Result<Place, BadUri> {
@@ -171,9 +198,30 @@ mod test {
     }
 
     #[test]
+    fn a_uri_with_tls_has_the_name_of_the_server() {
+        let tls = |text: &str| {
+            let uri = text.parse::<Uri>().unwrap();
+            let tls = uri.tls.unwrap();
+            (uri.place, tls.hostname, tls.certificates)
+        };
+        let tcp = |host: &str, port| Place::Tcp(host.into(), port);
+        assert_eq!(tls("nbds://host:1/e"), (tcp("host", 1), "host".into(), None));
+        assert_eq!(tls("nbds://[::1]/e?tls-hostname=a.b"), (tcp("::1", 10809), "a.b".into(), None));
+        let unix = || Place::Unix("s".into());
+        assert_eq!(tls("nbds+unix:///e?socket=s"), (unix(), "localhost".into(), None));
+        let named = tls("nbds+unix://host/?tls-certificates=%2fpki&socket=s");
+        assert_eq!(named, (unix(), "host".into(), Some("/pki".into())));
+        assert_eq!("nbd://host/e".parse::<Uri>().unwrap().tls, None);
+    }
+
+    #[test]
     fn a_uri_that_cannot_be_used_is_refused_by_its_reason() {
-        assert_eq!(parse("nbds://host/e"), Err(BadUri::Tls));
-        assert_eq!(parse("nbds+unix:///e?socket=s"), Err(BadUri::Tls));
+        for text in
+            ["nbd://host/e?tls-hostname=x", "nbds://host/e?tls-verify-peer=false", "nbds://host/e?tls-hostname="]
+        {
+            assert!(matches!(parse(text), Err(BadUri::Parameter(_))), "{text}");
+        }
+        assert_eq!(parse("nbds://host/e?socket=s"), Err(BadUri::Parameter("socket=s".into())));
         assert_eq!(parse("http://host/e"), Err(BadUri::Scheme));
         assert_eq!(parse("nbd:///e"), Err(BadUri::Host));
         assert_eq!(parse("nbd://user@host/e"), Err(BadUri::Host));

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use backup::{StoreError, StoreErrorKind};
 use control::{Kind, in_full, printable};
+use nbd::tls::directory::DirectoryError;
 use serde_json::json;
 
 /// Outcomes. Each number means the same for all commands of Tapline (docs/man/tapline.1).
@@ -124,6 +125,12 @@ fn of_store(error: &StoreError) -> Exit {
         StoreErrorKind::NotFound => Exit::NotFound,
         StoreErrorKind::Exists => Exit::Conflict,
         _ => Exit::Failed,
+    }
+}
+
+impl From<DirectoryError> for Failure {
+    fn from(error: DirectoryError) -> Failure {
+        Failure::new(Exit::Usage, error.to_string()).advise(error.advice)
     }
 }
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 use backup::{Extent, Sink, Source};
 use disk::size::{in_memory, on_disk};
 use disk::{Action, Allocation, FileError, FileOffset};
+use nbd::tls::directory;
 use nbd::uri::Uri;
 use uring::{Remote, RemoteOptions};
 
@@ -27,15 +28,21 @@ const CHECK: u64 = 4 << 20;
 
 /// Opens an export.
 pub fn open(uri: &Uri, write: bool, patience: Duration) -> Result<Remote, Failure> {
-    let options = RemoteOptions { write, patience: Some(patience), may_wait: true, report };
-    Remote::open(uri, options).map_err(|error| {
+    Remote::open(uri, options(uri, write, patience)?).map_err(|error| {
         let advice = format!("check that its server runs and has this export: nbdinfo '{uri}'");
         Failure::new(Exit::Failed, error.to_string()).advise(advice)
     })
 }
 
-fn report(line: &str) {
-    STDERR.say(line);
+fn options(uri: &Uri, write: bool, patience: Duration) -> Result<RemoteOptions, Failure> {
+    Ok(RemoteOptions {
+        write,
+        tls: uri.tls.as_ref().map(directory::of_client).transpose()?,
+        patience: Some(patience),
+        may_wait: true,
+        stopping: || stop::cancelled().load(Ordering::Relaxed),
+        report: |line| STDERR.say(line),
+    })
 }
 
 fn failed(error: FileError) -> io::Error {
@@ -49,9 +56,8 @@ fn failed(error: FileError) -> io::Error {
 /// What the server says has changed, as `qemu:dirty-bitmap:NAME`.
 pub fn dirty(uri: &Uri, bitmap: &str) -> Result<Vec<Range<u64>>, Failure> {
     let context = format!("qemu:dirty-bitmap:{bitmap}");
-    let options = RemoteOptions { write: false, patience: Some(PATIENCE), may_wait: true, report };
-    let remote =
-        Remote::of_context(uri, &context, options).map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
+    let remote = Remote::of_context(uri, &context, options(uri, false, PATIENCE)?)
+        .map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
     let mut changed: Vec<Range<u64>> = Vec::new();
     let mut at = 0;
     while at < remote.size() {

@@ -32,7 +32,8 @@ pub fn needing_files(command: &ImageCommand) -> Vec<&ImageName> {
     };
     match command {
         Info(_) | Map(_) | Convert(_) | Measure(_) | Compare(_) => Vec::new(),
-        Create(create) => std::iter::once(&create.image).chain(&create.parent).collect(),
+        // An export is created by its server; as a parent it may stand alone.
+        Create(create) => vec![&create.image],
         Check(check) => vec![&check.image],
         Snapshot(snapshot) | Clone(snapshot) => vec![&snapshot.image, &snapshot.to],
         Merge(merge) => vec![&merge.image],

@@ -15,11 +15,12 @@ mod serve;
 
 use std::process::ExitCode;
 
-use arguments::{Arguments, Command, ImageCommand};
+use arguments::{Arguments, Command, ImageCommand, VerifyPeer};
 
 use files::{Files, Handed, passed};
 use image::redo_log;
 use jobs::snapshot::SnapshotVerb;
+use nbd::tls::directory;
 use process::failure::{Exit, Failure};
 use process::{confine, exit_with_parent, log, output, panics, placement, signals};
 use serve::{polling, threads};
@@ -53,6 +54,7 @@ fn carry_out(arguments: &Arguments) -> Result<Exit, Failure> {
     if let Command::Serve(serve) = command {
         placement::place(serve)?;
     }
+    arguments.patience.into_iter().for_each(image::remote::set_patience);
     signals::ignore_sigxfsz().map_err(|error| Failure::new("handle SIGXFSZ", error))?;
     if let Some(handing) = command.handing() {
         if handing.handed {
@@ -61,7 +63,10 @@ fn carry_out(arguments: &Arguments) -> Result<Exit, Failure> {
     }
     // A confined process cannot open the files of certificates.
     let tls = match command {
-        Command::Serve(serve) => serve::tls::read(serve)?,
+        Command::Serve(serve) => {
+            let verify_peer = serve.nbd_tls_verify_peer == VerifyPeer::Yes;
+            serve.nbd_tls.as_deref().map(|directory| directory::of_server(directory, verify_peer)).transpose()?
+        }
         Command::Image(_) | Command::Calibrate(_) => None,
     };
     let files = receive(command)?;

@@ -23,7 +23,6 @@ mod shaping;
 pub mod stats;
 mod takeover;
 pub mod threads;
-pub mod tls;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -43,7 +42,6 @@ use crate::files::access;
 use crate::image::chain::{self, Chain, Layers};
 use crate::image::engine_choice::{self, Data};
 use crate::image::fileless;
-use crate::image::remote;
 use crate::process::failure::{Exit, Failure, explain, only_read};
 use crate::process::log::say;
 use crate::process::output;
@@ -132,17 +130,18 @@ pub fn run(from: &Files, serve: &Serve, tls: Option<nbd::Tls>) -> Result<Exit, F
     }
 }
 
-/// Rejects what a disk at an NBD server does not have: verbs and successors need files that can be passed on.
+/// Rejects what a disk with an image at an NBD server does not have: successors need files that can be passed on.
 fn check_remote(serve: &Serve) -> Result<(), Failure> {
-    remote::refuse(&serve.parents.names)?;
+    let Some(remote) = std::iter::once(&serve.image).chain(&serve.parents.names).find(|name| name.uri().is_some())
+    else {
+        return Ok(());
+    };
     let option = match () {
-        () if serve.image.uri().is_none() => return Ok(()),
-        () if serve.control.is_some() => "--control",
         () if serve.xen.is_some() => "--xen",
         () if serve.take_over => "--take-over",
         () => return Ok(()),
     };
-    let why = format!("a disk at an NBD server cannot be served with {option}");
+    let why = format!("a disk with {remote}, which is at an NBD server, cannot be served with {option}");
     Err(Failure::new(format!("serve {}", serve.image), why).advise(format!("omit {option}")).of_kind(Kind::Invalid))
 }
 

@@ -21,6 +21,7 @@ use crate::wait::Progress;
 
 pub use arguments::Disk;
 use arguments::DiskRequest;
+pub use human::away_in_words;
 
 /// Runs the command. With `json`, the disk's replies are printed unchanged, one per line.
 pub fn run(disk: &Disk, json: bool) -> Result<(), Failure> {

@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use serde_json::json;
 use stats::{Delays, Snapshot};
 
-use crate::disk::ask_within;
+use crate::disk::{ask_within, away_in_words};
 use crate::failure::Failure;
 use crate::health;
 use crate::output::print_local;
@@ -96,10 +96,13 @@ fn examined(place: &Place, vbd: Option<&Vbd>, time: Duration) -> Result<Explaine
     let before = reader.snapshot().map_err(failed)?;
     must_be_written(place, &before)?;
     let mut seen = health::seen(&mut delays, &before);
-    let mut full = false;
+    let (mut full, mut away) = (false, Vec::new());
     if !seen.stopped {
         match ask_within(&place.control, ask::Watch {}, TO_ANSWER) {
-            Ok(Some(condition)) => (full, seen.broken) = (condition.full, condition.broken),
+            Ok(Some(condition)) => {
+                (full, seen.broken) = (condition.full, condition.broken);
+                away = if condition.away_ms.is_some() { servers_away(place) } else { Vec::new() };
+            }
             Ok(None) => seen.silent = true,
             // Its daemon knows; of another user's disk it cannot be found out.
             Err(_) => {}
@@ -111,7 +114,7 @@ fn examined(place: &Place, vbd: Option<&Vbd>, time: Duration) -> Result<Explaine
     };
     let health = judged(seen);
     if seen.stopped || seen.silent || health.state == HealthState::Stuck {
-        let findings = in_flight(&before).into_iter().collect();
+        let findings = in_flight(&before).into_iter().chain(away).collect();
         return Ok(Explained { health, findings });
     }
     let cpu_before = before.pid.and_then(bound::cpu_time);
@@ -121,7 +124,8 @@ fn examined(place: &Place, vbd: Option<&Vbd>, time: Duration) -> Result<Explaine
     let cpu = cpu_before.zip(cpu_now).map(|(before, now)| now.saturating_sub(before));
     let later = health::seen(&mut delays, &now);
     let health = judged(api::health::Seen { silent: seen.silent, broken: seen.broken, ..later });
-    let mut findings = bound::judge(&Interval::between(&before, &now, cpu));
+    let mut findings = away;
+    findings.extend(bound::judge(&Interval::between(&before, &now, cpu)));
     // A disk without a control socket cannot be asked.
     let shape = ask_within(&place.control, ask::Shape::default(), TO_ANSWER);
     findings.extend(shape.ok().flatten().map(|shape| transfers::shaped(&shape)));
@@ -137,6 +141,21 @@ fn must_be_written(place: &Place, page: &Snapshot) -> Result<(), Error> {
     Err(Error::cannot(format!("explain the disk at {}", place.control.display()), why)
         .of_kind(Kind::State)
         .advise("serve it again; tapline doctor lists what such processes have left"))
+}
+
+/// The NBD servers of the disk's images that are away.
+fn servers_away(place: &Place) -> Vec<Finding> {
+    let layers = ask_within(&place.control, ask::Layers {}, TO_ANSWER).ok().flatten();
+    let layers = layers.map(|answer| answer.layers).unwrap_or_default();
+    let away = layers.iter().filter_map(|layer| {
+        let server = layer.server.as_ref()?;
+        let words = away_in_words(server.away_ms?, server);
+        let at = control::printable(layer.path.as_deref().unwrap_or("?"));
+        let text = format!("The NBD server of {at} is {words}.");
+        let advice = "start it again with the same disk; requests wait for it as long as --patience says, then fail";
+        Some(Finding { bound: "server-away", text, advice: Some(advice.into()) })
+    });
+    away.collect()
 }
 
 /// The requests in flight, if there are any.

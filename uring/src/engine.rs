@@ -220,6 +220,11 @@ impl Engine {
         self.backend.file(id)
     }
 
+    /// How long NBD servers of its files are away: the longest time, `None` if all are connected.
+    pub fn away(&self) -> Option<Duration> {
+        self.remotes.as_ref()?.away()
+    }
+
     /// Registers a file, and its data file if it has one; returns its id.
     pub fn add(&mut self, file: ImageFile) -> Result<FileId, EngineError> {
         let data = clone_data_file(&file)?;

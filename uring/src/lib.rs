@@ -64,6 +64,6 @@ pub use file_error::{AccessMode, FileOpenError};
 pub use file_table::FILES_MAX;
 pub use modelled::Modelled;
 pub use null::Null;
-pub use remote::{Remote, RemoteOpenError, RemoteOptions};
+pub use remote::{Remote, RemoteOpenError, RemoteOptions, RemoteState};
 pub use unique_id::{UNIQUE_ID_MAX, id_in_file_system};
 pub use uring::Uring;

@@ -58,6 +58,11 @@ impl Remotes {
         self.slots.iter().flatten().find(|(of, _)| *of == id).map(|(_, remote)| remote)
     }
 
+    /// How long the server that has been away longest is away.
+    pub(crate) fn away(&self) -> Option<Duration> {
+        self.all().filter_map(|(_, remote)| remote.away()).max()
+    }
+
     /// Whether this file is an export with pending operations.
     pub(crate) fn uses(&self, id: FileId) -> bool {
         self.of(id).is_some_and(Remote::is_busy)

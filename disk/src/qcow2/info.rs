@@ -109,7 +109,7 @@ pub fn link(header: &Header) -> Option<Link> {
     let known = header.identity().filter(|identity| {
         identity.flags & RawIdentity::PARENT != 0 && identity.name_sum.get() == name_sum(&header.backing)
     });
-    let is_absolute = name.starts_with('/');
+    let is_absolute = name.starts_with('/') || has_protocol(&name);
     Some(Link {
         format: header.backing_format().and_then(|format| our_format(&format)),
         uuid: known.map(|identity| identity.parent_uuid).unwrap_or_default(),
@@ -122,11 +122,18 @@ pub fn link(header: &Header) -> Option<Link> {
     })
 }
 
-/// The backing name that an image gets for `parent`. A name with a colon would be taken for a protocol by QEMU.
+/// The backing name that an image gets for `parent`. QEMU would take a relative path with a colon for a protocol.
 pub fn backing_name(parent: &Link) -> String {
-    let name = if parent.relative.is_empty() { &parent.absolute } else { &parent.relative };
-    let first = name.split('/').next().unwrap_or_default();
-    if first.contains(':') { format!("./{name}") } else { name.clone() }
+    match parent.relative.as_str() {
+        "" => parent.absolute.clone(),
+        name if has_protocol(name) => format!("./{name}"),
+        name => name.to_owned(),
+    }
+}
+
+/// Whether QEMU takes a backing name for a URI, or another name that begins with a protocol.
+fn has_protocol(name: &str) -> bool {
+    name.split('/').next().is_some_and(|first| first.contains(':'))
 }
 
 /// Our extension for an image `uuid` on `parent`.

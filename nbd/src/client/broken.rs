@@ -1,5 +1,7 @@
 //! Why a connection to a server must end.
 
+use rustls::{AlertDescription, CertificateError, Error};
+
 /// What is wrong with a connection. Nothing that arrives on it afterwards can be trusted; what was not answered is sent
 /// again on the next one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -11,8 +13,17 @@ pub enum Broken {
     #[error("the server does not offer the fixed newstyle negotiation of NBD")]
     OldStyle,
     /// The server requires TLS.
-    #[error("the server requires TLS, which this client does not have yet")]
+    #[error("the server requires TLS; use an address with nbds: or nbds+unix:")]
     TlsRequired,
+    /// The server refuses TLS.
+    #[error(
+        "the server refuses TLS: {0}; configure certificates at the server, or use nbd: or nbd+unix: if the network \
+         between is trusted"
+    )]
+    TlsRefused(String),
+    /// TLS has failed, or was ended.
+    #[error("TLS: {0}")]
+    Tls(String),
     /// The server refuses the export.
     #[error("the server refuses the export: {0}")]
     Refused(String),
@@ -45,4 +56,36 @@ pub enum Broken {
     /// The server is shutting down.
     #[error("the server is shutting down")]
     ShuttingDown,
+}
+
+impl Broken {
+    /// What TLS has found, and what to do.
+    pub(super) fn tls(error: &Error) -> Broken {
+        let advice = match error {
+            Error::InvalidCertificate(why) => match why {
+                CertificateError::UnknownIssuer | CertificateError::BadSignature => {
+                    "the server's certificate is not signed by an authority in ca-cert.pem of this client"
+                }
+                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+                    "the server's certificate is for another name; give that one as tls-hostname=NAME in the URI"
+                }
+                CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+                    "renew the server's certificate, or set the clock"
+                }
+                _ => "check the server's certificate",
+            },
+            Error::AlertReceived(
+                AlertDescription::CertificateRequired
+                | AlertDescription::HandshakeFailure
+                | AlertDescription::AccessDenied
+                | AlertDescription::BadCertificate
+                | AlertDescription::UnknownCA,
+            ) => {
+                "the server may require a certificate of this client: client-cert.pem and client-key.pem, signed by \
+                 an authority that the server trusts"
+            }
+            _ => return Broken::Tls(error.to_string()),
+        };
+        Broken::Tls(format!("{error}; {advice}"))
+    }
 }

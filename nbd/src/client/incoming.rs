@@ -14,11 +14,32 @@ pub(super) struct Incoming {
 impl Incoming {
     /// Appends received bytes.
     pub(super) fn push(&mut self, bytes: &[u8]) {
-        if self.start > 0 {
-            self.bytes.drain(..self.start);
-            self.start = 0;
-        }
+        self.drop_parsed();
         self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Appends what `fill` writes into a buffer of `most` bytes; it returns how many those are.
+    pub(super) fn push_by<E>(
+        &mut self,
+        most: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<usize, E>,
+    ) -> Result<(), E> {
+        self.drop_parsed();
+        let before = self.bytes.len();
+        self.bytes.resize(before + most, 0);
+        let filled = fill(self.bytes.get_mut(before..).unwrap_or_default());
+        self.bytes.truncate(before + filled.as_ref().map_or(0, |&len| len));
+        filled.map(drop)
+    }
+
+    fn drop_parsed(&mut self) {
+        self.bytes.drain(..self.start);
+        self.start = 0;
+    }
+
+    /// Whether all bytes were parsed.
+    pub(super) fn is_empty(&self) -> bool {
+        self.start == self.bytes.len()
     }
 
     /// The next `len` bytes, if they have arrived. They stay.

@@ -78,6 +78,10 @@ impl Kept {
         self.bytes
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.writes.len()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.writes.is_empty()
     }

@@ -10,6 +10,7 @@
 //!   bounded: at half of the bound the client flushes by itself.
 //! - Of two overlapping requests, one of which writes, the later one waits for the earlier one's answer. So nothing
 //!   that is sent again can undo a newer write, and no answered and flushed write is ever written again.
+//! - On a new connection nothing is sent before a sample of blocks has been read and is as before ([`sample`]).
 //! - After a failed flush nothing is written, and no flush succeeds; so no two are in flight together.
 //! - The server is hostile: whatever it violates ends the connection with a [`Broken`].
 
@@ -23,16 +24,22 @@ mod piece;
 mod planted;
 mod ranges;
 mod reply;
+mod sample;
+mod secure;
+mod sending;
+mod split;
 #[cfg(test)]
 mod test;
 mod to_send;
+mod union;
 
 use std::collections::BTreeMap;
 use std::mem;
 
 use disk::{Action, FileDone, FileError, FileOp};
 use memory::Segments;
-use memory::size::on_disk;
+
+use crate::tls::ClientTls;
 
 pub use broken::Broken;
 pub use negotiation::Export;
@@ -40,10 +47,13 @@ pub use piece::Described;
 
 use incoming::Incoming;
 use kept::Kept;
-use negotiation::Negotiation;
-use piece::{Kind, Owner, Piece, Pieces, Sent, cut};
+use negotiation::{Negotiation, Outcome};
+use piece::{Kind, Owner, Piece, Pieces, Sent};
 use planted::Planted;
 use reply::Step;
+use sample::Sample;
+use secure::Secure;
+use split::ZERO_PIECE;
 use to_send::ToSend;
 
 /// Maximum number of requests in flight.
@@ -51,14 +61,10 @@ pub const IN_FLIGHT_MAX: usize = 64;
 /// Maximum number of requests of operations, in flight and waiting, at which an operation is accepted. Kept writes that
 /// are sent again do not count: no operation completes with them, so nothing would push again.
 const WAITING_MAX: usize = 256;
-/// Larger transfers are split: this size, times the number in flight, is the memory for their payload.
-const PIECE: u64 = 1 << 20;
-/// Larger zeroes are split: they have no payload, but a server must end each of them.
-const ZERO_PIECE: u64 = 1 << 30;
 /// Maximum size of the payload of kept writes. At half of it the client flushes.
 const KEPT_MAX: u64 = 32 << 20;
 // A write that waits for room must not wait forever: below half of the bound there is room for one.
-const _: () = assert!(PIECE <= KEPT_MAX / 2);
+const _: () = assert!(split::PIECE <= KEPT_MAX / 2);
 
 /// EIO, EINVAL and EROFS.
 const FAILED: FileError = FileError::Failed(5);
@@ -91,7 +97,9 @@ pub struct Client {
     export: Option<Export>,
     link: Link,
     incoming: Incoming,
+    /// Unencrypted, also with TLS.
     out: ToSend,
+    secure: Secure,
     pieces: Pieces,
     ops: BTreeMap<u64, Pending>,
     /// The next key of an operation, and the next cookie. Cookies are never used again.
@@ -99,9 +107,13 @@ pub struct Client {
     next_cookie: u64,
     kept: Kept,
     kept_max: u64,
+    sample: Sample,
+    /// Blocks of the sample that were not compared yet on this connection.
+    to_compare: usize,
     flush_failed: bool,
     /// A request was answered on this connection.
     answered: bool,
+    answers: u64,
     /// Why writing has ended, for people.
     trouble: Option<String>,
     done: Vec<FileDone>,
@@ -129,14 +141,18 @@ impl Client {
             link: Link::Down,
             incoming: Incoming::default(),
             out: ToSend::default(),
+            secure: Secure::default(),
             pieces: Pieces::default(),
             ops: BTreeMap::new(),
             next_key: 0,
             next_cookie: 1,
             kept: Kept::default(),
             kept_max: KEPT_MAX,
+            sample: Sample::new(write),
+            to_compare: 0,
             flush_failed: false,
             answered: false,
+            answers: 0,
             trouble: None,
             done: Vec::new(),
             question: 0,
@@ -152,6 +168,12 @@ impl Client {
         Ok(Client { context: context.to_owned(), ..Client::new(name, false)? })
     }
 
+    /// The same client, which requires TLS on each connection: what arrives before it is used for nothing else.
+    pub fn with_tls(mut self, tls: ClientTls) -> Client {
+        self.secure = Secure::new(tls);
+        self
+    }
+
     /// The export, once a connection has been negotiated.
     pub fn export(&self) -> Option<&Export> {
         self.export.as_ref()
@@ -159,7 +181,13 @@ impl Client {
 
     /// Returns true if requests can be sent now.
     pub fn is_up(&self) -> bool {
-        matches!(self.link, Link::Up(_))
+        matches!(self.link, Link::Up(_)) && self.to_compare == 0
+    }
+
+    /// What a connection that ends now, without a reason by the server, may be due to.
+    pub fn suspicion(&self) -> Option<&'static str> {
+        let securing = matches!(self.link, Link::Negotiating(_)) && self.secure.has_begun();
+        securing.then_some("the server may require a certificate of this client: client-cert.pem and client-key.pem")
     }
 
     /// Returns true if a request was answered on this connection.
@@ -172,6 +200,21 @@ impl Client {
         self.is_up() && (self.answered || self.pieces.list.is_empty())
     }
 
+    /// The number of requests that were answered, on all connections.
+    pub fn answers(&self) -> u64 {
+        self.answers
+    }
+
+    /// Returns true if an answer is wanted, also to requests that no operation waits for.
+    pub fn is_waiting(&self) -> bool {
+        !self.pieces.list.is_empty() || !self.ops.is_empty()
+    }
+
+    /// The number of writes that were answered and are not covered by an answered flush.
+    pub fn kept(&self) -> usize {
+        self.kept.len()
+    }
+
     /// Returns true if no operation is pending.
     pub fn is_idle(&self) -> bool {
         self.ops.is_empty() && self.done.is_empty()
@@ -180,7 +223,7 @@ impl Client {
     /// There is a new connection.
     pub fn connected(&mut self) {
         self.take_back();
-        self.link = Link::Negotiating(Negotiation::new(&self.name, &self.context));
+        self.link = Link::Negotiating(Negotiation::new(&self.name, &self.context, self.secure.is_wanted()));
     }
 
     /// The connection has ended. Operations stay pending.
@@ -193,10 +236,13 @@ impl Client {
         self.answered = false;
         self.incoming.clear();
         self.out.clear();
+        self.secure.end();
         self.pieces.take_back();
         if self.pieces.planted == Some(Planted::FlushAcrossReconnect) {
             self.kept.clear();
         }
+        self.sample.lost(self.pieces.planted == Some(Planted::SampleNotFlushed));
+        self.to_compare = 0;
         for piece in self.kept.repeat_all().into_iter().rev() {
             self.pieces.list.push_front(piece);
         }
@@ -207,25 +253,41 @@ impl Client {
 
     /// Takes bytes that were received. After an error the owner must close the connection, and report that.
     pub fn receive(&mut self, bytes: &[u8]) -> Result<(), Broken> {
-        self.incoming.push(bytes);
+        self.secure.receive(bytes, &mut self.incoming)?;
         loop {
             match &mut self.link {
                 Link::Down => return Ok(()),
                 Link::Negotiating(negotiation) => {
                     let found = negotiation.receive(&mut self.incoming, self.out.bytes())?;
-                    let Some(export) = found else { return Ok(()) };
-                    self.negotiated(export)?;
+                    match found {
+                        None => return Ok(()),
+                        Some(Outcome::StartTls) => self.start_tls()?,
+                        Some(Outcome::Export(export)) => self.negotiated(export)?,
+                    }
                 }
                 Link::Up(live) => {
                     match reply::step(&mut self.incoming, &mut self.pieces, live)? {
                         Step::Incomplete => break,
                         Step::More => {}
-                        Step::Ended(index) => self.ended(index),
+                        Step::Ended(index) => self.ended(index)?,
                     };
                 }
             }
         }
         self.pump();
+        Ok(())
+    }
+
+    /// The server is ready for TLS. Whatever it has sent before or behind that, without being waited for, is not from
+    /// it as far as one can know.
+    fn start_tls(&mut self) -> Result<(), Broken> {
+        if !self.incoming.is_empty() || !self.out.unsent().is_empty() {
+            return Err(Broken::Negotiation("it sends more than a reply to STARTTLS, or sends that too early"));
+        }
+        self.secure.begin()?;
+        if let Link::Negotiating(negotiation) = &mut self.link {
+            negotiation.secured(self.out.bytes());
+        }
         Ok(())
     }
 
@@ -236,11 +298,34 @@ impl Client {
         }
         self.export.get_or_insert(live);
         self.link = Link::Up(live);
+        self.compare();
         if !live.has_allocation() {
             self.pieces.list.retain(|piece| piece.kind != Kind::Status);
             self.described.get_or_insert_default();
         }
         Ok(())
+    }
+
+    /// Puts the reads of the sample in front of all else.
+    fn compare(&mut self) {
+        if self.pieces.planted == Some(Planted::NotCompared) {
+            return;
+        }
+        for (at, len) in self.sample.blocks() {
+            let memory = Segments::zeroed(memory::size::in_memory(len));
+            self.pieces.list.push_front(Piece { memory, ..Piece::new(Owner::Sample, Kind::Read, at, len) });
+            self.to_compare += 1;
+        }
+    }
+
+    /// A block of the sample was read.
+    fn compared(&mut self, piece: &Piece, result: Result<(), FileError>) -> Result<(), Broken> {
+        self.to_compare -= 1;
+        // What cannot be read now proves nothing.
+        match result.is_err() || self.sample.is_same(piece.at, &piece.memory) {
+            true => Ok(()),
+            false => Err(Broken::Changed(format!("the block at byte {} has other contents than before", piece.at))),
+        }
     }
 
     fn check_usable(&self, live: &Export) -> Result<(), Broken> {
@@ -255,12 +340,12 @@ impl Client {
     /// Bytes to send. Those that were sent must be reported.
     pub fn to_send(&mut self) -> &[u8] {
         self.pump();
-        self.out.unsent()
+        self.secure.to_send(&mut self.out)
     }
 
     /// `len` bytes were sent.
     pub fn sent(&mut self, len: usize) {
-        self.out.sent(len);
+        self.secure.sent(len, &mut self.out);
     }
 
     /// Accepts an operation, or hands it back: there are too many, or no connection has been negotiated yet.
@@ -334,130 +419,45 @@ impl Client {
         }
     }
 
-    /// The requests of an operation.
-    fn split(&self, op: &FileOp, export: &Export, key: u64) -> Result<Vec<Piece>, FileError> {
-        let unit = u64::from(export.block_min);
-        let most = PIECE.min(u64::from(export.block_max) / unit.max(512) * unit.max(512));
-        let owner = Owner::Op(key);
-        let check_write = |at: u64, len: u64, error| match () {
-            () if !self.write => Err(READ_ONLY),
-            () if self.flush_failed => Err(FAILED),
-            () if at.checked_add(len).is_none_or(|end| end > export.size) => Err(error),
-            () => Ok(()),
-        };
-        match &op.action {
-            Action::Read { at, into } => {
-                let inside = export.size.saturating_sub(at.0).min(on_disk(into.len()));
-                let rest = into.slice(memory::size::in_memory(inside), into.len() - memory::size::in_memory(inside));
-                rest.fill_zero();
-                cut(owner, Kind::Read, (at.0, inside), into, (most, unit))
-            }
-            Action::Write { at, from } => {
-                let len = on_disk(from.len());
-                check_write(at.0, len, FileError::NoSpace)?;
-                cut(owner, Kind::Write, (at.0, len), from, (most, unit))
-            }
-            Action::Deallocate { at, len } => {
-                check_write(at.0, *len, INVALID)?;
-                let fits = export.can_zero && at.0 % unit == 0 && len % unit == 0;
-                match fits {
-                    true => cut(owner, Kind::Zero, (at.0, *len), &Segments::empty(), (ZERO_PIECE, unit)),
-                    false => Err(FileError::Unsupported),
-                }
-            }
-            Action::SyncData if self.flush_failed => Err(FAILED),
-            Action::SyncData if !self.write => Ok(Vec::new()),
-            Action::SyncData => Ok(vec![Piece::new(owner, Kind::Flush, 0, 0)]),
-        }
-    }
-
-    /// Sends what may be sent.
-    fn pump(&mut self) {
-        let Link::Up(_) = self.link else { return };
-        self.make_room();
-        let mut in_flight = self.pieces.in_flight();
-        let mut index = 0;
-        while index < self.pieces.list.len() && in_flight < IN_FLIGHT_MAX && !self.out.is_full() {
-            if self.may_send(index) {
-                self.send(index);
-                in_flight += 1;
-            }
-            index += 1;
-        }
-    }
-
-    fn may_send(&self, index: usize) -> bool {
-        let Some(piece) = self.pieces.list.get(index).filter(|piece| piece.sent.is_none()) else { return false };
-        let ready = match (piece.kind, piece.owner) {
-            // It covers what was answered on this connection only. Two are never in flight: a server reports a failed
-            // sync once, so that the other one could succeed over lost data.
-            (Kind::Flush, _) => self.kept.are_here() && (!self.pieces.is_flushing() || self.trusts_second_flush()),
-            (Kind::Write | Kind::Zero, Owner::Op(_)) => {
-                let payload = if piece.kind == Kind::Write { piece.len } else { 0 };
-                let kept = self.kept.bytes() + self.pieces.writing();
-                !self.kept.is_full(IN_FLIGHT_MAX) && kept + payload <= self.kept_max
-            }
-            _ => true,
-        };
-        ready && self.pieces.is_free(index)
-    }
-
-    fn trusts_second_flush(&self) -> bool {
-        self.pieces.planted == Some(Planted::FlushesTogether)
-    }
-
-    /// Flushes if kept writes take half of their room.
-    fn make_room(&mut self) {
-        let wanted = self.kept.is_half_full() || self.kept.bytes() + self.pieces.writing() > self.kept_max / 2;
-        let flushes = self.pieces.list.iter().any(|piece| piece.kind == Kind::Flush);
-        if wanted && !flushes && !self.kept.is_empty() {
-            self.pieces.list.push_back(Piece::new(Owner::Room, Kind::Flush, 0, 0));
-        }
-    }
-
-    fn send(&mut self, index: usize) {
-        let cookie = self.next_cookie;
-        self.next_cookie += 1;
-        let covers = self.kept.next();
-        if let Some(piece) = self.pieces.list.get_mut(index) {
-            if piece.kind == Kind::Write && piece.bytes.is_none() {
-                piece.bytes = Some(piece.memory.to_vec().into());
-            }
-            piece.sent = Some(Sent { cookie, covers, ..Sent::default() });
-            self.out.request(piece, cookie);
-        }
-    }
-
     /// A request was answered.
-    fn ended(&mut self, index: usize) {
-        let Some(mut piece) = self.pieces.list.remove(index) else { return };
+    fn ended(&mut self, index: usize) -> Result<(), Broken> {
+        let Some(mut piece) = self.pieces.list.remove(index) else { return Ok(()) };
         self.answered = true;
+        self.answers += 1;
         let sent = piece.sent.take().unwrap_or_default();
         let over = self.flush_failed && piece.kind == Kind::Flush && !self.trusts_second_flush();
         let result = sent.error.or(over.then_some(FAILED)).map_or(Ok(()), Err);
         match (piece.owner, result) {
+            (Owner::Sample, result) => return self.compared(&piece, result),
             (Owner::Allocation(number), _) if number == self.question => self.described = Some(sent.described),
             (Owner::Allocation(_), _) => {}
             (Owner::Replay(number), Ok(())) => self.kept.repeated(number),
             // What was answered before cannot be kept: no flush may succeed.
             (Owner::Replay(_), Err(error)) => self.break_flushes("a write that it had answered before", error),
-            (Owner::Room, Ok(())) => self.flushed(sent.covers),
+            (Owner::Room, Ok(())) => self.flushed(&sent),
             (Owner::Room, Err(error)) => self.break_flushes("a flush", error),
             (Owner::Op(key), result) => {
                 match (piece.kind, result) {
-                    (Kind::Write | Kind::Zero, Ok(())) => self.kept.add(piece),
-                    (Kind::Flush, Ok(())) => self.flushed(sent.covers),
+                    (Kind::Read, Ok(())) => self.sample.seen(piece.at, &piece.memory),
+                    (Kind::Write | Kind::Zero, Ok(())) => {
+                        let bytes = piece.bytes.iter().filter(|_| piece.kind == Kind::Write);
+                        bytes.for_each(|bytes| self.sample.seen_bytes(piece.at, bytes));
+                        self.kept.add(piece);
+                    }
+                    (Kind::Flush, Ok(())) => self.flushed(&sent),
                     (Kind::Flush, Err(error)) => self.break_flushes("a flush", error),
                     _ => {}
                 }
                 self.part_ended(key, result);
             }
         }
+        Ok(())
     }
 
-    fn flushed(&mut self, covers: u64) {
+    fn flushed(&mut self, sent: &Sent) {
         let all = self.pieces.planted == Some(Planted::FlushCoversLater);
-        self.kept.flushed(if all { u64::MAX } else { covers });
+        self.kept.flushed(if all { u64::MAX } else { sent.covers });
+        self.sample.flushed(sent.covers_sample);
     }
 
     fn part_ended(&mut self, key: u64, result: Result<(), FileError>) {

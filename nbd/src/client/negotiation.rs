@@ -1,7 +1,7 @@
-//! The client's side of the negotiation: fixed newstyle, structured replies, one metadata context, then GO.
+//! The client's side of the negotiation: fixed newstyle, TLS, structured replies, one metadata context, then GO.
 //!
-//! It knows nothing about requests. Invariant: an [`Export`] that it returns has been checked: its size and block sizes
-//! are possible, and it has what this client needs.
+//! It knows nothing about requests. Invariants: an [`Export`] that it returns has been checked: its size and block
+//! sizes are possible, and it has what this client needs; with TLS, nothing else is sent or accepted before that.
 
 use zerocopy::IntoBytes;
 
@@ -46,9 +46,19 @@ pub(super) const ALLOCATION: &str = "base:allocation";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Greeting,
+    Tls,
     Structured,
     Context,
     Go,
+}
+
+/// What has been negotiated.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// TLS begins now; then [`Negotiation::secured`] continues.
+    StartTls,
+    /// The end.
+    Export(Export),
 }
 
 /// A negotiation.
@@ -56,6 +66,8 @@ enum Step {
 pub(super) struct Negotiation {
     name: String,
     context: String,
+    /// TLS is required.
+    tls: bool,
     step: Step,
     /// Replies to the current option.
     replies: usize,
@@ -68,10 +80,11 @@ pub(super) struct Negotiation {
 }
 
 impl Negotiation {
-    pub(super) fn new(name: &str, context: &str) -> Negotiation {
+    pub(super) fn new(name: &str, context: &str, tls: bool) -> Negotiation {
         Negotiation {
             name: name.to_owned(),
             context: context.to_owned(),
+            tls,
             step: Step::Greeting,
             replies: 0,
             structured: false,
@@ -81,13 +94,18 @@ impl Negotiation {
         }
     }
 
-    /// Consumes what has arrived, and appends what is to be sent; returns the export at the end.
-    pub(super) fn receive(&mut self, incoming: &mut Incoming, out: &mut Vec<u8>) -> Result<Option<Export>, Broken> {
+    /// Continues, through TLS.
+    pub(super) fn secured(&mut self, out: &mut Vec<u8>) {
+        self.option(Step::Structured, out);
+    }
+
+    /// Consumes what has arrived, and appends what is to be sent.
+    pub(super) fn receive(&mut self, incoming: &mut Incoming, out: &mut Vec<u8>) -> Result<Option<Outcome>, Broken> {
         loop {
             if self.step == Step::Greeting {
                 let Some(greeting) = incoming.take(size_of::<wire::Greeting>()) else { return Ok(None) };
                 greet(greeting, out)?;
-                self.option(Step::Structured, out);
+                self.option(if self.tls { Step::Tls } else { Step::Structured }, out);
                 continue;
             }
             let Some(header) = incoming.peek(size_of::<wire::OptionReply>()) else { return Ok(None) };
@@ -96,8 +114,8 @@ impl Negotiation {
             let payload = reply.get(size_of::<wire::OptionReply>()..).unwrap_or_default().to_vec();
             // It is there: it was peeked at.
             incoming.take(size_of::<wire::OptionReply>() + len);
-            if let Some(export) = self.reply(kind, &payload, out)? {
-                return Ok(Some(export));
+            if let Some(outcome) = self.reply(kind, &payload, out)? {
+                return Ok(Some(outcome));
             }
         }
     }
@@ -118,6 +136,7 @@ impl Negotiation {
 
     fn number(&self) -> u32 {
         match self.step {
+            Step::Tls => wire::OPT_STARTTLS,
             Step::Greeting | Step::Structured => wire::OPT_STRUCTURED_REPLY,
             Step::Context => wire::OPT_SET_META_CONTEXT,
             Step::Go => wire::OPT_GO,
@@ -134,7 +153,7 @@ impl Negotiation {
             payload.extend_from_slice(text.as_bytes());
         };
         match step {
-            Step::Greeting | Step::Structured => {}
+            Step::Greeting | Step::Tls | Step::Structured => {}
             Step::Context => {
                 string(&mut payload, &self.name);
                 payload.extend_from_slice(&1u32.to_be_bytes());
@@ -155,13 +174,17 @@ impl Negotiation {
         out.extend_from_slice(&payload);
     }
 
-    fn reply(&mut self, kind: u32, payload: &[u8], out: &mut Vec<u8>) -> Result<Option<Export>, Broken> {
+    fn reply(&mut self, kind: u32, payload: &[u8], out: &mut Vec<u8>) -> Result<Option<Outcome>, Broken> {
         self.replies += 1;
         if self.replies > REPLIES_MAX {
             return Err(Broken::Negotiation("an option has more replies than any can have"));
         }
         match (self.step, kind) {
             (_, wire::REP_ERR_TLS_REQD) => return Err(Broken::TlsRequired),
+            (Step::Tls, wire::REP_ACK) => return Ok(Some(Outcome::StartTls)),
+            (Step::Tls, kind) if kind & wire::REP_IS_ERROR != 0 => {
+                return Err(Broken::TlsRefused(refusal(kind, payload, "it has none")));
+            }
             (Step::Greeting | Step::Structured, wire::REP_ACK) => {
                 self.structured = true;
                 self.option(Step::Context, out);
@@ -174,8 +197,10 @@ impl Negotiation {
                 self.option(Step::Go, out);
             }
             (Step::Go, wire::REP_INFO) => self.info(payload)?,
-            (Step::Go, wire::REP_ACK) => return self.export().map(Some),
-            (Step::Go, kind) if kind & wire::REP_IS_ERROR != 0 => return Err(refusal(kind, payload)),
+            (Step::Go, wire::REP_ACK) => return self.export().map(Outcome::Export).map(Some),
+            (Step::Go, kind) if kind & wire::REP_IS_ERROR != 0 => {
+                return Err(Broken::Refused(refusal(kind, payload, "it does not exist")));
+            }
             _ => return Err(Broken::Negotiation("an option has a reply of the wrong type")),
         }
         Ok(None)
@@ -286,12 +311,12 @@ fn greet(greeting: &[u8], out: &mut Vec<u8>) -> Result<(), Broken> {
     Ok(())
 }
 
-fn refusal(kind: u32, payload: &[u8]) -> Broken {
+/// The reason that the server gives for an error; `unknown` is that of an option or export that it does not know.
+fn refusal(kind: u32, payload: &[u8], unknown: &str) -> String {
     let said: String = String::from_utf8_lossy(payload).chars().filter(|c| !c.is_control()).take(200).collect();
-    let text = match (kind, said.is_empty()) {
+    match (kind, said.is_empty()) {
         (_, false) => said,
-        (wire::REP_ERR_UNKNOWN, true) => "it does not exist".to_owned(),
+        (wire::REP_ERR_UNKNOWN | wire::REP_ERR_UNSUP, true) => unknown.to_owned(),
         (_, true) => format!("error {}", kind & !wire::REP_IS_ERROR),
-    };
-    Broken::Refused(text)
+    }
 }

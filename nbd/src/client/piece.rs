@@ -43,6 +43,8 @@ pub(super) enum Owner {
     Room,
     /// The question about allocation with this number.
     Allocation(u64),
+    /// Compares a block of the sample.
+    Sample,
 }
 
 /// An extent as the server describes it.
@@ -62,6 +64,8 @@ pub(super) struct Sent {
     pub(super) cookie: u64,
     /// A flush covers the kept writes with smaller numbers.
     pub(super) covers: u64,
+    /// The same of blocks of the sample.
+    pub(super) covers_sample: u64,
     /// The data of a read that has arrived.
     pub(super) arrived: Ranges,
     /// The first error of a structured reply.
@@ -88,12 +92,6 @@ impl Piece {
     pub(super) fn new(owner: Owner, kind: Kind, at: u64, len: u64) -> Piece {
         Piece { owner, kind, at, len, memory: Segments::empty(), bytes: None, sent: None }
     }
-
-    fn conflicts(&self, earlier: &Piece) -> bool {
-        let writes = self.kind.changes() || earlier.kind.changes();
-        // No end overflows: ranges lie inside the export.
-        writes && self.at < earlier.at + earlier.len && earlier.at < self.at + self.len
-    }
 }
 
 /// All requests that are not answered.
@@ -104,34 +102,15 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// The number of requests in flight.
-    pub(super) fn in_flight(&self) -> usize {
-        self.list.iter().filter(|piece| piece.sent.is_some()).count()
-    }
-
     /// The number of requests of operations, in flight and waiting.
     pub(super) fn of_operations(&self) -> usize {
         self.list.iter().filter(|piece| matches!(piece.owner, Owner::Op(_))).count()
-    }
-
-    /// Whether a flush is in flight.
-    pub(super) fn is_flushing(&self) -> bool {
-        self.list.iter().any(|piece| piece.kind == Kind::Flush && piece.sent.is_some())
     }
 
     /// The bytes of writes in flight, each of which is kept when it has been answered.
     pub(super) fn writing(&self) -> u64 {
         let sent = self.list.iter().filter(|piece| piece.sent.is_some() && matches!(piece.owner, Owner::Op(_)));
         sent.filter(|piece| piece.kind == Kind::Write).map(|piece| piece.len).sum()
-    }
-
-    /// Whether nothing before it, in flight or waiting, keeps this one back.
-    pub(super) fn is_free(&self, index: usize) -> bool {
-        let Some(piece) = self.list.get(index) else { return false };
-        if self.planted == Some(Planted::OverlapsInFlight) {
-            return true;
-        }
-        !self.list.iter().take(index).any(|earlier| piece.conflicts(earlier))
     }
 
     /// The request in flight with this cookie.
@@ -143,7 +122,7 @@ impl Pieces {
     /// Makes everything in flight wait for the next connection. Its own requests are dropped: [`super::Client`] adds
     /// them again as needed.
     pub(super) fn take_back(&mut self) {
-        self.list.retain(|piece| !matches!(piece.owner, Owner::Replay(_) | Owner::Room));
+        self.list.retain(|piece| !matches!(piece.owner, Owner::Replay(_) | Owner::Room | Owner::Sample));
         if self.planted == Some(Planted::ResentBehindNewer) {
             let sent = self.list.iter().position(|piece| piece.sent.is_some());
             if let Some(piece) = sent.and_then(|index| self.list.remove(index)) {

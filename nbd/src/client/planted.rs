@@ -17,6 +17,10 @@ pub(super) enum Planted {
     SizeChange,
     /// A flush drops also what was answered after it had been sent.
     FlushCoversLater,
+    /// The sample is not compared.
+    NotCompared,
+    /// The sample has blocks that no flush covers.
+    SampleNotFlushed,
     /// A flush is sent, and trusted, while another one is in flight, whose failure the server reports only once.
     FlushesTogether,
 }

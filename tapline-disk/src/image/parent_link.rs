@@ -8,6 +8,7 @@ use std::path::{Component, Path, PathBuf};
 use control::{FormatName, ImageName, Kind};
 use disk::{Format, Image, Link};
 use uring::ImageFile;
+use vm::syntax::shell_word;
 
 use crate::files::Files;
 use crate::image::create::seconds;
@@ -28,7 +29,11 @@ pub fn record(
     if parent.format.is_read_only() {
         return Err(only_read(format!("use {parent} as a parent"), parent));
     }
-    let (relative, absolute) = paths(files, child, parent.path())?;
+    let (relative, absolute) = match parent.uri() {
+        // As QEMU writes it.
+        Some(uri) => (String::new(), uri.to_owned()),
+        None => paths(files, child, parent.path())?,
+    };
     Ok(Link {
         format: Some(parent.format.word()),
         uuid: image.identity(),
@@ -40,8 +45,11 @@ pub fn record(
 }
 
 /// Returns when the open file of an image was last modified, in seconds since 1970. Changes by an unfinished command
-/// that does not change what guests see do not count. `None` for block devices, which have no modification time.
+/// that does not change what guests see do not count. `None` for block devices and exports, which have no such time.
 pub fn modified(files: &Files, name: &ImageName, file: &ImageFile) -> Result<Option<u64>, Failure> {
+    if file.remote().is_some() {
+        return Ok(None);
+    }
     let changed = mtime::of_open(name, file)?;
     match UnfinishedRewrite::find(files, name)?.filter(|_| changed.is_some()) {
         Some(left) => Ok(Some(seconds(left.modified()))),
@@ -103,6 +111,9 @@ pub fn describe(link: &Link) -> String {
 /// Returns the parent's likely name on the command line: the recorded path, relative to the image.
 pub fn suggestion(name: &ImageName, link: &Link) -> String {
     let recorded = [&link.relative, &link.absolute].into_iter().find(|path| !path.is_empty());
+    if let Some(uri) = recorded.filter(|path| path.parse::<ImageName>().is_ok_and(|name| name.uri().is_some())) {
+        return shell_word(&printable(uri));
+    }
     let file = recorded.map_or("PATH".into(), |path| printable(path));
     let path: PathBuf = name.path().parent().unwrap_or(Path::new("")).join(file);
     let path: PathBuf = path.components().filter(|part| *part != Component::CurDir).collect();
@@ -181,6 +192,7 @@ mod test {
         let child: ImageName = "vhd:disks/child.vhd".parse().unwrap();
         assert_eq!(suggestion(&child, &link("./base.raw", "/x/base.raw")), "raw:disks/base.raw");
         assert_eq!(suggestion(&child, &link("", "/x/base.raw")), "raw:/x/base.raw");
+        assert_eq!(suggestion(&child, &link("", "nbd://host/e")), "nbd://host/e");
         let known = Link { format: Some("qcow2"), uuid: [1; 16], ..link("../b.q", "") };
         assert_eq!(suggestion(&child, &known), "qcow2:disks/../b.q");
         assert_eq!(suggestion(&child, &Link { uuid: [1; 16], ..link("", "") }), "vhd:disks/PATH");

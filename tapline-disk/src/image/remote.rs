@@ -5,9 +5,10 @@
 //! disk at a time, and again when that is done, because some servers end with their last client.
 
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use arguments::Patience;
 use control::{FormatName, ImageName, Kind};
 use nbd::uri::{Place, Uri};
 use uring::{Cache, ImageFile, OpenOptions, Remote, RemoteOptions};
@@ -17,9 +18,15 @@ use crate::files::Files;
 use crate::files::identity::FileIdentity;
 use crate::process::failure::Failure;
 use crate::process::log::say;
+use crate::process::signals::is_stopping;
 
 /// How long a job waits for a server that is away: long enough for a restart of the server or of its host's network.
-const PATIENCE: Duration = Duration::from_secs(60);
+const OF_JOBS: Duration = Duration::from_secs(60);
+/// How long a guest waits: also for a restart of the server's host.
+const OF_GUESTS: Duration = Duration::from_secs(300);
+
+/// The patience of the command line.
+static PATIENCE: OnceLock<Patience> = OnceLock::new();
 
 /// Connections of this process, in use and not.
 static CONNECTIONS: Mutex<Vec<Connected>> = Mutex::new(Vec::new());
@@ -35,8 +42,24 @@ struct Connected {
 pub enum User {
     /// A job, which may wait for the server, and fails if that is away for too long.
     Job,
-    /// A served disk, whose guest waits as long as the server is away.
+    /// A served disk, whose thread never waits.
     Served,
+}
+
+impl User {
+    fn patience(self) -> Option<Duration> {
+        match (PATIENCE.get(), self) {
+            (Some(Patience::Forever), _) => None,
+            (Some(Patience::For(time)), _) => Some(*time),
+            (None, User::Job) => Some(OF_JOBS),
+            (None, User::Served) => Some(OF_GUESTS),
+        }
+    }
+}
+
+/// Sets how long requests wait for servers that are away, before any is opened.
+pub fn set_patience(patience: Patience) {
+    PATIENCE.get_or_init(|| patience);
 }
 
 /// Opens an image at a server; returns `None` if the image is a file.
@@ -49,7 +72,7 @@ pub fn open(files: &Files, name: &ImageName, write: bool, user: User) -> Result<
     let uri: Uri = word.parse().map_err(|error: nbd::uri::BadUri| failed(error.to_string()))?;
     let remote = match user {
         User::Job => connected(&uri, write)?,
-        User::Served => connect(&uri, RemoteOptions { write, patience: None, may_wait: false, report })?,
+        User::Served => connect(&uri, write, user)?,
     };
     let options = OpenOptions { write, cache: Cache::Writeback, lock: false };
     ImageFile::of_remote(name.path(), remote, options).map(Some).map_err(Failure::said)
@@ -66,15 +89,17 @@ fn connected(uri: &Uri, write: bool) -> Result<Remote, Failure> {
     if let Some(remote) = idle {
         return Ok(remote);
     }
-    let remote = connect(uri, RemoteOptions { write, patience: Some(PATIENCE), may_wait: true, report })?;
+    let remote = connect(uri, write, User::Job)?;
     connections.push(Connected { uri: uri.clone(), write, remote: remote.clone() });
     Ok(remote)
 }
 
-fn connect(uri: &Uri, options: RemoteOptions) -> Result<Remote, Failure> {
-    let opened = Remote::open(uri, options);
+fn connect(uri: &Uri, write: bool, user: User) -> Result<Remote, Failure> {
+    let tls = uri.tls.as_ref().map(nbd::tls::directory::of_client).transpose()?;
     let advice = || format!("check that its server runs and has this export: nbdinfo {}", shell_word(&uri.to_string()));
-    opened.map_err(|error| Failure::said(error).advise(advice()))
+    let (patience, may_wait) = (user.patience(), user == User::Job);
+    Remote::open(uri, RemoteOptions { write, tls, patience, may_wait, stopping: is_stopping, report })
+        .map_err(|error| Failure::said(error).advise(advice()))
 }
 
 fn report(line: &str) {
@@ -122,7 +147,8 @@ pub fn refuse<'a>(names: impl IntoIterator<Item = &'a ImageName>) -> Result<(), 
     match names.into_iter().find(|name| name.uri().is_some()) {
         None => Ok(()),
         Some(name) => {
-            let why = "an image at an NBD server can only be converted, compared, shown, measured and served";
+            let why = "an image at an NBD server can only be converted, compared, shown, measured and served, and be the \
+                       parent of a qcow2 image";
             Err(Failure::new(format!("use {name} here"), why)
                 .advise(format!("copy it into a file first: tapline image convert {name} qcow2:FILE"))
                 .of_kind(Kind::Invalid))
@@ -130,15 +156,28 @@ pub fn refuse<'a>(names: impl IntoIterator<Item = &'a ImageName>) -> Result<(), 
     }
 }
 
-/// Rejects chains with an image at a server: it has no identity that a child could record.
+/// Rejects chains in which an image at a server is not the last parent, below an image that can record its URI.
 pub fn refuse_in_chain(names: &[&ImageName]) -> Result<(), Failure> {
-    match names.iter().find(|name| names.len() > 1 && name.uri().is_some()) {
-        None => Ok(()),
-        Some(name) => {
-            let why = "an image at an NBD server cannot have or be a parent";
-            Err(Failure::new(format!("use {name} in a chain"), why)
-                .advise(format!("copy it into a file first: tapline image convert {name} {}:FILE", FormatName::Qcow2))
-                .of_kind(Kind::Invalid))
-        }
+    let Some(depth) = names.iter().position(|name| name.uri().is_some()) else { return Ok(()) };
+    let Some(name) = names.get(depth).filter(|_| names.len() > 1) else { return Ok(()) };
+    let child = depth.checked_sub(1).and_then(|above| names.get(above));
+    let why = match child {
+        _ if depth + 1 < names.len() => "an image at an NBD server has no parent",
+        None => return Ok(()),
+        Some(child) => return refuse_child(child, name),
+    };
+    Err(Failure::new(format!("use {name} in a chain"), why)
+        .advise(format!("copy it into a file first: tapline image convert {name} {}:FILE", FormatName::Qcow2))
+        .of_kind(Kind::Invalid))
+}
+
+/// Rejects a child that cannot record the URI of its parent.
+pub fn refuse_child(child: &ImageName, parent: &ImageName) -> Result<(), Failure> {
+    if parent.uri().is_none() || child.format == FormatName::Qcow2 {
+        return Ok(());
     }
+    let why = format!("only qcow2 can record a parent at an NBD server, not {}", child.format);
+    Err(Failure::new(format!("use {parent} as the parent of {child}"), why)
+        .advise("create a qcow2 image on it, or copy it into a file first: tapline image convert")
+        .of_kind(Kind::Invalid))
 }

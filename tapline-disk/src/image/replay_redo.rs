@@ -56,7 +56,7 @@ pub fn to_read(files: &Files, name: &ImageName, options: OpenOptions) -> Result<
 
 /// Replays the redo log of an image that is then opened for reading.
 pub fn image(files: &Files, name: &ImageName) -> Result<(), Failure> {
-    if redo_log::is_left(files, name.path()) {
+    if name.uri().is_none() && redo_log::is_left(files, name.path()) {
         drop(to_write(files, name, OpenOptions { write: true, cache: Cache::Writeback, lock: true })?);
         // Its lock would conflict with the reader's.
         files.close_writable(name.path());
@@ -74,7 +74,7 @@ pub fn chain(chain: &ChainToReplay<'_>) -> Result<Replayed, Failure> {
     for (depth, name) in chain.names.iter().enumerate().rev() {
         let write = options.write && depth < chain.writable;
         let by_disk = chain.is_served && write;
-        if by_disk || !redo_log::is_left(chain.files, name.path()) {
+        if by_disk || name.uri().is_some() || !redo_log::is_left(chain.files, name.path()) {
             continue;
         }
         let has_failed = settled.below_failed || redo_log::has_failed(chain.files, name.path());

@@ -12,6 +12,7 @@ use crate::image::chain::{Chain, Layers, metadata_options};
 use crate::image::create::{Allocation, Plan, Target, unit_of};
 use crate::image::libvhd;
 use crate::image::parent_link;
+use crate::image::remote;
 use crate::image::replay_redo;
 use crate::jobs::planned;
 use crate::process::failure::{Exit, Failure};
@@ -115,6 +116,7 @@ pub fn plan_child(
     if child.format == FormatName::Raw {
         return Err(usage(child, "a raw image cannot have a parent").advise("create a qcow2 or vhd image"));
     }
+    remote::refuse_child(child, parent)?;
     let Some((image, file)) = layers.images.first().zip(layers.files.first()) else {
         return Err(Failure::new(format!("open {parent}"), "it has no layer"));
     };

@@ -17,6 +17,7 @@ use disk::{Format, Image, Link};
 use plan::{Plan, Step};
 use serde::Serialize;
 use uring::{Cache, ImageFile, OpenOptions};
+use vm::syntax::shell_word;
 
 use crate::files::Files;
 use crate::files::access;
@@ -110,7 +111,8 @@ impl CommandLine<'_> {
     /// Returns the command line for this image and these parents.
     fn text(&self, name: &ImageName, parents: &Parents) -> String {
         let mut text = format!("tapline image {} {name}", self.verb);
-        parents.names.iter().for_each(|parent| text.push_str(&format!(" --parent {parent}")));
+        let word = |parent: &ImageName| parent.uri().map_or_else(|| parent.to_string(), shell_word);
+        parents.names.iter().for_each(|parent| text.push_str(&format!(" --parent {}", word(parent))));
         self.onto.iter().for_each(|parent| text.push_str(&format!(" --onto {parent}")));
         for (option, is_set) in
             [(" --unsafe", self.record_only), (" --accept-changed-parent", parents.accept_changed_parent)]

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use control::{ImageName, Kind, printable};
 use disk::{ImageError, ImageErrorKind};
+use nbd::tls::directory::DirectoryError;
 use uring::{EngineError, FileOpenError};
 
 /// The outcomes of commands. Each number means the same for all commands.
@@ -188,6 +189,12 @@ impl From<FileOpenError> for Failure {
         let invalid = matches!(error, FileOpenError::NotHanded { .. } | FileOpenError::AnotherFile { .. });
         let failure = Failure::said(error);
         if invalid { failure.of_kind(Kind::Invalid) } else { failure }
+    }
+}
+
+impl From<DirectoryError> for Failure {
+    fn from(error: DirectoryError) -> Failure {
+        Failure::of(Kind::Invalid, error.to_string()).advise(error.advice)
     }
 }
 

@@ -1,15 +1,23 @@
 //! Signals as file descriptors that the disk's single wait can watch.
 //!
-//! A signal handler only writes one byte into a socket.
+//! A signal handler only writes one byte into a socket, and sets a flag if the process is to end.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
 use signal_hook::low_level::pipe;
+
+/// Set when a request to end the process has arrived.
+static STOPPING: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+
+/// Returns whether a request to end the process has arrived that [`Signal::to_stop`] receives.
+pub fn is_stopping() -> bool {
+    STOPPING.get().is_some_and(|stopping| stopping.load(Ordering::Relaxed))
+}
 
 /// A socket that becomes readable when one of its signals arrives.
 #[derive(Debug)]
@@ -20,6 +28,10 @@ pub struct Signal {
 impl Signal {
     /// Receives requests to end the process: SIGTERM, SIGINT.
     pub fn to_stop() -> io::Result<Signal> {
+        let stopping = STOPPING.get_or_init(Arc::default);
+        for signal in [SIGTERM, SIGINT] {
+            signal_hook::flag::register(signal, Arc::clone(stopping))?;
+        }
         Signal::of(&[SIGTERM, SIGINT])
     }
 

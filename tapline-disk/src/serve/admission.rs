@@ -294,7 +294,7 @@ impl Admission {
     /// Returns what prevents the disk from writing.
     pub fn condition(&self, broken: bool) -> Condition {
         let (full, waiting) = (self.space.is_full(), self.space.waiting());
-        Condition { broken, full, waiting, fatal: self.quarantine.fatal() }
+        Condition { broken, full, waiting, fatal: self.quarantine.fatal(), away_ms: None }
     }
 
     /// Returns the number of requests that were failed because they had killed processes.

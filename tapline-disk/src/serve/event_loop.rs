@@ -16,6 +16,7 @@ mod ending;
 mod lanes;
 mod quarantine;
 mod quiet;
+mod servers;
 mod waiting;
 mod words;
 
@@ -124,6 +125,8 @@ pub struct EventLoop<S> {
     said_broken: bool,
     /// Whether lack of space has been logged.
     said_full: bool,
+    /// Whether it is known to the control socket that an NBD server is away.
+    said_away: bool,
     /// Whether the control socket must be served: something of it is ready or unfinished.
     control_due: bool,
     ready: Vec<u64>,
@@ -202,6 +205,7 @@ impl<S: Server> EventLoop<S> {
             given_back: 0,
             said_broken: false,
             said_full: false,
+            said_away: false,
             control_due: true,
             ready: Vec::new(),
             done: Vec::new(),
@@ -230,6 +234,7 @@ impl<S: Server> EventLoop<S> {
         let mut answered = self.answer() + self.see_to_space();
         self.publish_answers(answered);
         self.at_work(false);
+        self.look_at_servers();
         if self.control_due {
             self.control();
             // Requests released or submitted by a verb may already have completed.

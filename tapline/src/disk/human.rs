@@ -2,7 +2,7 @@
 
 use control::answer::{
     Clone, Condition, InFlight, IoEngine, Layer, Layers, Limited, Merge, MergeLayers, MergeState, Pause, Paused,
-    Polling, Resize, Revert, Shape, Shared, Snapshot, Stats, Threads, Upgrade, Version,
+    Polling, Resize, Revert, Server, Shape, Shared, Snapshot, Stats, Threads, Upgrade, Version,
 };
 use control::size::readable;
 use control::{SizeRule, printable};
@@ -180,7 +180,7 @@ pub fn layers(answer: &Layers) -> Vec<String> {
         Some(IoEngine::None) | None => "",
     };
     let mut lines = vec![format!("{} disk{engine}", readable(answer.size))];
-    lines.extend(answer.layers.iter().map(layer));
+    lines.extend(answer.layers.iter().flat_map(|found| std::iter::once(layer(found)).chain(server(found))));
     match answer.inflight {
         Some(InFlight::Recorded) => lines.push("the guest's front-end records requests in flight".into()),
         Some(InFlight::InOrder) => {
@@ -192,6 +192,29 @@ pub fn layers(answer: &Layers) -> Vec<String> {
         lines.push("a sync has FAILED: the disk does not write until it is restarted".into());
     }
     lines
+}
+
+/// A line about the connection of a layer at an NBD server.
+fn server(layer: &Layer) -> Option<String> {
+    let server = layer.server.as_ref()?;
+    let kept = match server.kept {
+        0 => String::new(),
+        kept => format!("; {kept} writes are kept that are not flushed"),
+    };
+    Some(match server.away_ms {
+        None => format!("     its server is connected{kept}"),
+        Some(away) => format!("     its server is {}{kept}", away_in_words(away, server)),
+    })
+}
+
+/// Since when and why a server is away.
+pub fn away_in_words(away_ms: u64, server: &Server) -> String {
+    let why = server.error.as_deref().map(|why| format!(": {}", printable(why))).unwrap_or_default();
+    let attempts = match server.attempts {
+        0 | 1 => String::new(),
+        attempts => format!(" ({attempts} attempts to connect)"),
+    };
+    format!("AWAY for {}{attempts}{why}", time(away_ms.saturating_mul(1000)))
 }
 
 fn layer(layer: &Layer) -> String {

@@ -7,16 +7,16 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use ::nbd::tls::{KEPT_MAX, ServerTls as Tls};
 use disk::{Geometry, Request};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 
-use super::credentials::Tls;
 use super::error::DisconnectReason;
 use super::export::Export;
 use super::memory_quota::MemoryQuota;
 use super::session::{Next, Session};
-use super::tls::{KEPT_MAX, TlsChannel};
+use super::tls::TlsChannel;
 use crate::Interest;
 
 /// The number of bytes that are encrypted at once: four records of the maximum length.

@@ -7,13 +7,12 @@
 //!
 //! Modules (crate `nbd` has the protocol's bytes): `option` and `handshake` are the negotiation; `command`, `reply` and
 //! `transmission` the requests; [`Session`] combines them for one client, without I/O; `listener` and `connection` are
-//! the sockets, and `tls` is between them and the session of a client that must use TLS, by `credentials`; `handover`
+//! the sockets, and `tls` is between them and the session of a client that must use TLS; `handover`
 //! saves a client for a successor process; `spare_memory` keeps the memory of answered requests; [`Server`] has all
 //! clients and is the disk's transport, and `slot` numbers them.
 
 mod command;
 mod connection;
-mod credentials;
 mod error;
 mod export;
 mod handover;
@@ -33,7 +32,7 @@ mod transmission;
 
 use ::nbd::wire;
 
-pub use credentials::{Credentials, CredentialsError, Part, Tls};
+pub use ::nbd::tls::{Credentials, CredentialsError, Part, ServerTls as Tls};
 pub use error::{BindError, DisconnectReason, Event, ProtocolError};
 pub use export::{Export, REQUEST_MAX};
 pub use listener::Address;

@@ -10,13 +10,13 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
+use ::nbd::tls::ServerTls as Tls;
 use disk::size::in_memory;
 use disk::{Disconnected, Geometry, Request, Status, Token, Transport};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::Mode;
 
 use super::connection::{Connection, Serving};
-use super::credentials::Tls;
 use super::error::{BindError, DisconnectReason, Event};
 use super::export::Export;
 use super::handover;

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use disk::{Action, Allocation, FileDone, FileError, FileId, FileOffset, FileOp, OpId};
 use memory::Segments;
 use nbd::client::{Client, Described, NameTooLong};
+use nbd::tls::ClientTls;
 use nbd::uri::Uri;
 
 use connection::Connection;
@@ -29,16 +30,34 @@ const ALLOCATION: Duration = Duration::from_secs(60);
 const ASKED: u64 = 1 << 30;
 
 /// How an export is used.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct RemoteOptions {
     /// Also for writing.
     pub write: bool,
+    /// The settings of TLS, if the URI requires it.
+    pub tls: Option<ClientTls>,
     /// How long operations wait for a server that is away before they fail; `None` for ever.
     pub patience: Option<Duration>,
-    /// Whether [`disk::Io::allocated`] may wait for the server: it answers "data" otherwise.
+    /// The process is a job: [`disk::Io::allocated`] may wait for the server, and answers "data" otherwise.
     pub may_wait: bool,
+    /// Returns true once the process is to end: a server that then answers nothing for some seconds is given up. A
+    /// served disk must turn its engine when that begins.
+    pub stopping: fn() -> bool,
     /// Receives messages for people: lost and new connections. It is called with the connection locked.
     pub report: fn(&str),
+}
+
+/// The state of the connection to a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteState {
+    /// How long there has been no connection that works, if there is none.
+    pub away: Option<Duration>,
+    /// Why there is none.
+    pub why: Option<String>,
+    /// Attempts to connect since the last one that worked.
+    pub attempts: u32,
+    /// Writes that were answered and that no answered flush covers: they are sent again on a new connection.
+    pub kept: usize,
 }
 
 /// An export cannot be opened.
@@ -68,7 +87,8 @@ struct Shared {
 impl Remote {
     /// Connects to an export, and waits for it.
     pub fn open(uri: &Uri, options: RemoteOptions) -> Result<Remote, RemoteOpenError> {
-        Remote::connect(uri, options, Client::new(&uri.export, options.write))
+        let client = Client::new(&uri.export, options.write);
+        Remote::connect(uri, options, client)
     }
 
     /// Connects for reading, with another metadata context than `base:allocation`; see [`Remote::described`].
@@ -83,23 +103,32 @@ impl Remote {
     ) -> Result<Remote, RemoteOpenError> {
         let failed = |why: String| RemoteOpenError { uri: uri.to_string(), why };
         let client = client.map_err(|error| failed(error.to_string()))?;
+        let client = match (&uri.tls, &options.tls) {
+            (None, None) => client,
+            (Some(_), Some(tls)) => client.with_tls(tls.clone()),
+            // Nothing is ever sent unencrypted to a server that is named with TLS.
+            (Some(_), None) | (None, Some(_)) => return Err(failed("TLS has no settings, or is not requested".into())),
+        };
         let targets = Target::all(uri).map_err(|error| failed(error.to_string()))?;
         let attempts = targets.len();
-        let begun = Instant::now();
-        let mut connection = Connection::new(client, uri.clone(), targets, options.report, begun);
+        let (begun, may_wait, stopping) = (Instant::now(), options.may_wait, options.stopping);
+        let mut connection = Connection::new(client, uri.clone(), targets, options, begun);
         let mut done = Vec::new();
         loop {
             let now = Instant::now();
             connection.turn(now, &mut done);
             if let Some(export) = connection.client.export().filter(|_| connection.client.is_up()) {
                 let (size, unit) = (export.size, export.block_min);
-                connection.set_patience(options.patience);
+                connection.opened();
                 let shared = Arc::new(Mutex::new(Shared { connection, done }));
-                return Ok(Remote { shared, size, unit, may_wait: options.may_wait });
+                return Ok(Remote { shared, size, unit, may_wait });
             }
             // Opening a disk fails at once if its server is not there.
             if connection.failures() >= attempts || now.duration_since(begun) > OPENING {
                 return Err(failed(connection.why.clone()));
+            }
+            if stopping() {
+                return Err(failed("interrupted by a signal".to_owned()));
             }
             connection.wait(OPENING, now);
         }
@@ -251,6 +280,16 @@ impl Remote {
     pub(crate) fn is_busy(&self) -> bool {
         let shared = self.lock();
         !shared.connection.client.is_idle() || !shared.done.is_empty()
+    }
+
+    /// Whether the server was given up because the process is to end: all operations fail.
+    pub fn is_given_up(&self) -> bool {
+        self.lock().connection.is_given_up()
+    }
+
+    /// The state of the connection.
+    pub fn state(&self) -> RemoteState {
+        self.lock().connection.state(Instant::now())
     }
 
     /// How long the server is away by now.

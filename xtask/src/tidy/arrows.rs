@@ -25,7 +25,7 @@ const ARROWS: &[Arrow] = &[
     Arrow { package: "plan", may_use: &[], tests_may_use: &[] },
     Arrow { package: "device", may_use: &[], tests_may_use: &[] },
     Arrow { package: "disk", may_use: &["memory"], tests_may_use: &["sim"] },
-    Arrow { package: "nbd", may_use: &["disk", "memory"], tests_may_use: &[] },
+    Arrow { package: "nbd", may_use: &["disk", "memory"], tests_may_use: &["testkit"] },
     Arrow { package: "backup", may_use: &[], tests_may_use: &[] },
     Arrow { package: "uring", may_use: &["device", "disk", "memory", "nbd"], tests_may_use: &[] },
     Arrow { package: "xen", may_use: &["memory"], tests_may_use: &[] },

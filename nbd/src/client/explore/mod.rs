@@ -3,6 +3,7 @@
 //!
 //! Each planted bug must be found.
 
+mod encrypted;
 mod server;
 mod world;
 
@@ -89,7 +90,7 @@ fn advance(world: &mut World, script: &Script, step: usize) -> Result<(), String
         let newest = world.server.pending.len() - 1;
         world.execute(if script.newest_first { newest } else { 0 }, step % 4, false)?;
     } else if !world.to_client.is_empty() || !world.server.out.is_empty() {
-        world.to_client.append(&mut world.server.out);
+        world.to_client.append(&mut world.server.send());
         world.deliver_to_client(script.portion)?;
     } else {
         return Err(format!("stuck at step {step}"));
@@ -184,8 +185,8 @@ fn run_seed(seed: u64, planted: Option<Planted>) -> Result<(), String> {
                 world.execute(index, random.below(4), random.below(2) == 0)?;
             }
             8 if !world.held.is_empty() => {
-                let mut reply = world.held.remove(random.below(world.held.len()));
-                world.to_client.append(&mut reply);
+                world.server.out = world.held.remove(random.below(world.held.len()));
+                world.to_client.append(&mut world.server.send());
             }
             9..=12 if world.connected => world.deliver_to_client(1 + random.below(80))?,
             _ => {}
@@ -227,6 +228,7 @@ fn each_planted_bug_is_found() {
         Planted::MatchedByOrder,
         Planted::FlushCoversLater,
         Planted::FlushesTogether,
+        Planted::SampleNotFlushed,
     ] {
         let found = seeds(3000, Some(planted)).expect_err(&format!("{planted:?} is not found"));
         println!("{planted:?}: {found}");
@@ -256,6 +258,41 @@ fn an_export_of_another_size_is_not_used() {
     };
     change(None).unwrap();
     assert!(change(Some(Planted::SizeChange)).is_err(), "the planted bug is not found");
+}
+
+/// What becomes of a run in which another disk of the same size is served after a cut at this step.
+fn other_disk_after(cut: usize, planted: Option<Planted>) -> Result<Option<Broken>, String> {
+    let mut world = World::new(&SMALL, true, planted);
+    let script = whole(usize::MAX, false, true, 1);
+    for step in 0..200 {
+        if step == cut {
+            world.cut(9, Restart::None)?;
+            world.serve_another();
+        }
+        if world.is_done() {
+            return world.check_end().map(|()| None);
+        }
+        advance(&mut world, &script, step)?;
+        if let Some(broken) = &world.broken {
+            return Ok(Some(broken.clone()));
+        }
+    }
+    Err("the run does not end".to_owned())
+}
+
+#[test]
+fn another_disk_is_recognized_once_a_flush_has_covered_something() {
+    let plain = whole(usize::MAX, false, true, 1);
+    let steps = run(&plain, &SMALL, None).unwrap();
+    let found = (0..steps).filter(|&cut| matches!(other_disk_after(cut, None), Ok(Some(Broken::Changed(_)))));
+    let found: Vec<usize> = found.collect();
+    // Before the first flush was answered there is nothing to recognize it by.
+    assert!(found.len() > steps / 3 && found.windows(2).all(|pair| pair[1] == pair[0] + 1), "{found:?} of {steps}");
+    assert!(found.last().is_some_and(|&last| last + 1 == steps), "{found:?} of {steps}");
+    for cut in found {
+        let used = other_disk_after(cut, Some(Planted::NotCompared));
+        assert!(!matches!(used, Ok(Some(_))), "the planted bug has no effect at {cut}");
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! cache, a flush that fails is reported once, and loses what it should have made durable.
 
 use crate::client::incoming::{u16_at, u32_at, u64_at};
+use crate::tls::{Channel, KEPT_MAX, ServerTls};
 use crate::wire;
 
 /// The size of the export.
@@ -48,9 +49,13 @@ pub struct Server {
     incoming: Vec<u8>,
     greeted: bool,
     transmission: bool,
+    starts_tls: bool,
     pub pending: Vec<Received>,
-    /// Bytes to send.
+    /// Messages to send.
     pub out: Vec<u8>,
+    /// It requires TLS.
+    pub tls: Option<ServerTls>,
+    channel: Option<Channel>,
 }
 
 /// A write that was executed: offset and bytes.
@@ -71,8 +76,11 @@ impl Server {
             incoming: Vec::new(),
             greeted: false,
             transmission: false,
+            starts_tls: false,
             pending: Vec::new(),
             out: Vec::new(),
+            tls: None,
+            channel: None,
         }
     }
 
@@ -82,10 +90,18 @@ impl Server {
         self.out.extend_from_slice(&(wire::FLAG_FIXED_NEWSTYLE | wire::FLAG_NO_ZEROES).to_be_bytes());
     }
 
+    /// Another disk is served from now on.
+    pub fn is_another(&mut self) {
+        self.cache.fill(77);
+        self.durable.fill(77);
+        self.dirty.fill(false);
+    }
+
     /// The connection has ended. What was received may have been executed already.
     pub fn cut(&mut self, restart: Restart) {
         self.incoming.clear();
         self.out.clear();
+        self.channel = None;
         self.pending.clear();
         (self.greeted, self.transmission) = (false, false);
         match restart {
@@ -103,9 +119,39 @@ impl Server {
         self.dirty.fill(false);
     }
 
-    pub fn receive(&mut self, bytes: &[u8]) {
-        self.incoming.extend_from_slice(bytes);
-        while self.next() {}
+    /// Takes bytes from the network; returns those for it.
+    pub fn receive(&mut self, bytes: &[u8]) -> Vec<u8> {
+        match &mut self.channel {
+            None => self.incoming.extend_from_slice(bytes),
+            Some(channel) => {
+                let mut plain = vec![0; bytes.len() + KEPT_MAX];
+                let len = channel.decrypt(bytes, &mut plain).unwrap();
+                self.incoming.extend_from_slice(&plain[..len]);
+            }
+        }
+        let mut network = Vec::new();
+        while self.next() {
+            if let Some(tls) = self.tls.as_ref().filter(|_| self.starts_tls) {
+                network.append(&mut self.out);
+                self.channel = Some(Channel::of_server(tls).unwrap());
+                self.starts_tls = false;
+                assert!(self.incoming.is_empty(), "the client has sent something before the answer to STARTTLS");
+            }
+        }
+        network.append(&mut self.send());
+        network
+    }
+
+    /// The messages to send, as bytes for the network.
+    pub fn send(&mut self) -> Vec<u8> {
+        let Some(channel) = &mut self.channel else { return std::mem::take(&mut self.out) };
+        let mut records = Vec::new();
+        while !self.out.is_empty() || channel.wants_send() {
+            let len = channel.encrypt(&self.out);
+            self.out.drain(..len);
+            channel.send(&mut records).unwrap();
+        }
+        records
     }
 
     fn take(&mut self, len: usize) -> Option<Vec<u8>> {
@@ -143,7 +189,13 @@ impl Server {
     }
 
     fn option(&mut self, option: u32) {
+        let required = self.tls.is_some() && self.channel.is_none();
         match option {
+            wire::OPT_STARTTLS => {
+                self.reply(option, wire::REP_ACK, b"");
+                self.starts_tls = true;
+            }
+            _ if required => panic!("option {option} is sent without TLS"),
             wire::OPT_STRUCTURED_REPLY if !self.structured => self.reply(option, wire::REP_ERR_UNSUP, b"no"),
             wire::OPT_SET_META_CONTEXT => {
                 self.reply(option, wire::REP_META_CONTEXT, b"\0\0\0\x07base:allocation");

@@ -378,6 +378,9 @@ impl Control {
         work: &mut Work<'_>,
     ) -> Result<Option<Answer>, Failure> {
         self.must_be_free(&verb)?;
+        if !matches!(verb, LongRunning::Pause(_) | LongRunning::Resume(_)) {
+            work.must_be_local()?;
+        }
         let at_hand = handed::opens_files(&verb).then(|| work.files.at_hand(files));
         let steps = match verb {
             LongRunning::Pause(_) | LongRunning::Resume(_) if self.paused == matches!(verb, LongRunning::Pause(_)) => {

@@ -6,9 +6,9 @@ use std::time::Duration;
 use control::answer::{self, InFlight, IoEngine};
 use control::{FormatName, Kind, POLLING_MAX_US, THREADS_MAX, VERBS, VERSION, ask};
 use disk::Format;
-use uring::{EngineKind, ImageFile};
+use uring::{EngineKind, ImageFile, RemoteState};
 
-use super::work::{Work, absolute};
+use super::work::{Work, absolute, in_ms};
 use crate::files::Handed;
 use crate::process::failure::Failure;
 use crate::serve::admission::share::{self, Sharing};
@@ -138,18 +138,31 @@ pub fn threads(asked: ask::Threads, work: &mut Work<'_>) -> Result<answer::Threa
     Ok(answer::Threads { most: work.threads.most(), lanes: work.engine.lane_operations() })
 }
 
+/// Describes the connection to the server of a layer.
+fn server(state: &RemoteState) -> answer::Server {
+    answer::Server {
+        connected: state.away.is_none(),
+        away_ms: state.away.map(in_ms),
+        error: state.why.clone(),
+        attempts: state.attempts,
+        kept: state.kept as u64,
+    }
+}
+
 /// Executes `layers`. The size is the one that is served: growth that could not be made durable is not visible to
 /// peers.
 pub fn layers(work: &mut Work<'_>) -> answer::Layers {
     let recorded = work.server.takes_back().and_then(|server| server.records_in_flight());
     let layers = work.disk.layers().iter().enumerate().map(|(depth, layer)| {
         let file = work.engine.file(layer.file);
-        let stat = file.and_then(|file| rustix::fs::fstat(file.as_fd()).ok());
+        let remote = file.and_then(ImageFile::remote);
+        // The stand-in of an export has no blocks and no identity.
+        let stat = file.filter(|_| remote.is_none()).and_then(|file| rustix::fs::fstat(file.as_fd()).ok());
         let data_file = file.and_then(|file| file.data_file());
         let data_stat = data_file.and_then(|file| rustix::fs::fstat(file.as_fd()).ok());
         let blocks = [stat, data_stat].into_iter().flatten().map(|stat| u64::try_from(stat.st_blocks).unwrap_or(0));
         let blocks: u64 = blocks.sum();
-        let path = |file: &ImageFile| match work.stores_nothing() {
+        let path = |file: &ImageFile| match work.stores_nothing() || file.remote().is_some() {
             true => file.path().display().to_string(),
             false => absolute(file.path()).display().to_string(),
         };
@@ -164,6 +177,7 @@ pub fn layers(work: &mut Work<'_>) -> answer::Layers {
             device: stat.map(|stat| stat.st_dev),
             inode: stat.map(|stat| stat.st_ino),
             writable: file.is_some_and(|file| file.options().write),
+            server: remote.map(|remote| server(&remote.state())),
         }
     });
     answer::Layers {

@@ -28,6 +28,8 @@ struct Watcher {
 enum WriteState {
     Working,
     Full,
+    /// A server of its images is away.
+    Away,
     Broken,
 }
 
@@ -35,6 +37,7 @@ impl WriteState {
     fn of(condition: Condition) -> WriteState {
         match condition {
             Condition { broken: true, .. } => WriteState::Broken,
+            Condition { away_ms: Some(_), .. } => WriteState::Away,
             Condition { full: true, .. } => WriteState::Full,
             _ => WriteState::Working,
         }
@@ -45,6 +48,7 @@ impl WriteState {
         match self {
             WriteState::Working => Change::Resumed { waiting },
             WriteState::Full => Change::Full { waiting },
+            WriteState::Away => Change::Away { waiting },
             WriteState::Broken => Change::Broken { waiting },
         }
     }
@@ -95,8 +99,9 @@ mod test {
     use super::super::client::Client;
     use super::*;
 
-    const WORKING: Condition = Condition { broken: false, full: false, waiting: 0, fatal: 0 };
-    const FULL: Condition = Condition { broken: false, full: true, waiting: 3, fatal: 0 };
+    const WORKING: Condition = Condition { broken: false, full: false, waiting: 0, fatal: 0, away_ms: None };
+    const FULL: Condition = Condition { full: true, waiting: 3, ..WORKING };
+    const AWAY: Condition = Condition { away_ms: Some(7), ..FULL };
     const BROKEN: Condition = Condition { broken: true, ..FULL };
 
     #[test]
@@ -113,6 +118,10 @@ mod test {
         control.tell_watchers(WORKING);
         control.tell_watchers(FULL);
         assert_eq!(event(), json!({ "state": "full", "waiting": 3 }));
+        control.tell_watchers(WORKING);
+        assert_eq!(event()["state"], "resumed");
+        control.tell_watchers(AWAY);
+        assert_eq!(event(), json!({ "state": "away", "waiting": 3 }));
         control.tell_watchers(WORKING);
         assert_eq!(event()["state"], "resumed");
         control.tell_watchers(Condition { fatal: 1, ..WORKING });

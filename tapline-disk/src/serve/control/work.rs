@@ -97,7 +97,8 @@ impl Work<'_> {
 
     /// Returns what prevents the disk from writing.
     pub fn condition(&self) -> Condition {
-        self.admission.condition(self.disk.is_broken())
+        let away_ms = self.engine.away().map(in_ms);
+        Condition { away_ms, ..self.admission.condition(self.disk.is_broken()) }
     }
 
     /// Returns the statistics of the disk for the successor of this process.
@@ -192,6 +193,9 @@ impl Work<'_> {
         let (_, file) = self.file(depth)?;
         if self.stores_nothing() {
             return Ok(ImageName { format: self.format(depth)?, path: file.path().to_owned(), data_file: None });
+        }
+        if file.remote().is_some() {
+            return Ok(ImageName { format: FormatName::Raw, path: file.path().to_owned(), data_file: None });
         }
         let data_file = file.data_file().map(|data| absolute(data.path()));
         Ok(ImageName { format: format_of(self.image(depth)?), path: absolute(file.path()), data_file })
@@ -321,6 +325,16 @@ impl Work<'_> {
         }
     }
 
+    /// Fails for a disk with an image at an NBD server, which has no file that a verb could pass on or put a child on.
+    pub fn must_be_local(&self) -> Result<(), Failure> {
+        let mut files = self.disk.layers().iter().filter_map(|layer| self.engine.file(layer.file));
+        let Some(remote) = files.find(|file| file.remote().is_some()) else { return Ok(()) };
+        let what =
+            format!("{} is at an NBD server: the chain of this disk is fixed while it runs", remote.path().display());
+        Err(Failure::of(Kind::Unsupported, what)
+            .advise("stop the disk, then copy its parent into it: tapline image flatten"))
+    }
+
     /// Fails if verbs cannot change the chain of the disk.
     pub fn must_be_writable(&self) -> Result<(), Failure> {
         self.must_have_file()?;
@@ -361,6 +375,11 @@ fn not_durable(status: Status) -> Failure {
     }
     Failure::of(Kind::Failed, "cannot make the disk durable: its storage failed, or had failed before")
         .advise("see the kernel log; nothing was changed, and the disk accepts writes again after it is restarted")
+}
+
+/// A time in whole milliseconds.
+pub fn in_ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Returns the absolute path, for clients with another working directory.

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use disk::{DiskOffset, Image, Operation, Request, Span, Status, Token, Until};
 use memory::Segments;
 use transport::Server;
+use uring::Remote;
 
 use super::EventLoop;
 use crate::image::check;
@@ -72,6 +73,7 @@ impl<S: Server> EventLoop<S> {
     fn drain(&mut self) -> Result<(), Failure> {
         loop {
             self.reap(Until::Now)?;
+            self.leave_to_guest();
             self.settle();
             self.answer();
             self.give_back();
@@ -80,6 +82,20 @@ impl<S: Server> EventLoop<S> {
                 return Ok(());
             }
             self.reap(Until::Any)?;
+        }
+    }
+
+    /// Exits if the disk's NBD server was given up and the guest has recorded its requests: they then stay with it for
+    /// the next process, as if this one had been killed. Otherwise they fail.
+    fn leave_to_guest(&mut self) {
+        let mut files = self.disk.layers().iter().filter_map(|layer| self.engine.file(layer.file));
+        let given_up = files.any(|file| file.remote().is_some_and(Remote::is_given_up));
+        let recorded = self.server.takes_back().and_then(|server| server.records_in_flight());
+        let requests = self.disk.in_flight();
+        if given_up && requests > 0 && recorded == Some(true) {
+            say(format_args!("stopped: {requests} requests stay with their guest for the next process; not flushed"));
+            log::end();
+            std::process::exit(i32::from(Exit::Failed.code()))
         }
     }
 

@@ -1,5 +1,6 @@
 //! Servers of one name, and what a connection does when they end it. The time is a parameter: nothing waits.
 
+use std::cell::Cell;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -10,8 +11,14 @@ use disk::{Action, FileDone, FileId, FileOffset, FileOp, OpId};
 use memory::Segments;
 use nbd::client::Client;
 
+use super::super::RemoteOptions;
 use super::super::socket::Target;
 use super::Connection;
+
+thread_local! {
+    /// Whether the process of this test is to end.
+    static STOPPING: Cell<bool> = const { Cell::new(false) };
+}
 
 /// A socket in a directory of its own, which is removed with this.
 struct Server {
@@ -63,7 +70,11 @@ impl Drop for Server {
 fn connection(servers: &[&Server], now: Instant) -> Connection {
     let client = Client::new("", true).unwrap();
     let uri = "nbd://host/".parse().unwrap();
-    Connection::new(client, uri, servers.iter().map(|server| server.target()).collect(), |_| {}, now)
+    let targets = servers.iter().map(|server| server.target()).collect();
+    let patience = Some(Duration::from_secs(60));
+    let stopping = || STOPPING.with(Cell::get);
+    let options = RemoteOptions { write: true, tls: None, patience, may_wait: false, stopping, report: |_| {} };
+    Connection::new(client, uri, targets, options, now)
 }
 
 /// Connects, negotiates and loses the connection, if it is time to connect; returns the pause after that.
@@ -86,7 +97,7 @@ fn a_server_that_only_negotiates_is_tried_less_and_less_and_given_up() {
     let into = Segments::zeroed(512);
     let op = FileOp { id: OpId(0), file: FileId(0), action: Action::Read { at: FileOffset(0), into } };
     connection.push(op).unwrap();
-    connection.set_patience(Some(Duration::from_secs(60)));
+    connection.opened();
     let (mut pauses, begun) = (Vec::new(), now);
     while let Some(pause) = lose(&mut connection, &server, now, &mut done).filter(|_| done.is_empty()) {
         pauses.push(pause);
@@ -134,4 +145,70 @@ fn a_violation_closes_the_connection_although_the_engine_has_the_socket_too() {
     stream.set_nonblocking(true).unwrap();
     stream.read_to_end(&mut Vec::new()).unwrap();
     drop(watched);
+}
+
+fn push_read(connection: &mut Connection) {
+    let into = Segments::zeroed(512);
+    let op = FileOp { id: OpId(0), file: FileId(0), action: Action::Read { at: FileOffset(0), into } };
+    connection.push(op).unwrap();
+}
+
+#[test]
+fn a_silent_server_is_given_up_when_the_process_is_to_end() {
+    let server = Server::new("silent");
+    let (mut now, mut done) = (Instant::now(), Vec::new());
+    let mut connection = connection(&[&server], now);
+    connection.turn(now, &mut done);
+    let mut stream = server.negotiate().unwrap();
+    connection.turn(now, &mut done);
+    connection.opened();
+    for _ in 0..2 {
+        push_read(&mut connection);
+    }
+    now += Duration::from_secs(1000);
+    connection.turn(now, &mut done);
+    assert!(done.is_empty() && connection.sleeps(now).is_none(), "a server may be slow");
+    STOPPING.set(true);
+    connection.turn(now, &mut done);
+    assert_eq!(connection.sleeps(now), Some(Duration::from_secs(5)));
+    now += Duration::from_secs(4);
+    let mut reply = vec![0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+    reply.resize(16 + 512, 7);
+    stream.write_all(&reply).unwrap();
+    connection.turn(now, &mut done);
+    connection.turn(now, &mut done);
+    assert_eq!((done.len(), done[0].result), (1, Ok(())));
+    // It has answered something, and has its time again.
+    now += Duration::from_secs(4);
+    connection.turn(now, &mut done);
+    assert_eq!((done.len(), connection.sleeps(now)), (1, Some(Duration::from_secs(1))));
+    now += Duration::from_secs(1);
+    connection.turn(now, &mut done);
+    assert!(done.len() == 2 && done[1].result.is_err() && connection.is_given_up());
+    // For good.
+    push_read(&mut connection);
+    now += Duration::from_secs(1);
+    connection.turn(now, &mut done);
+    assert!(done.len() == 3 && done[2].result.is_err() && server.negotiate().is_none());
+}
+
+#[test]
+fn a_server_that_is_away_is_given_up_when_the_process_is_to_end() {
+    let server = Server::new("away");
+    let (mut now, mut done) = (Instant::now(), Vec::new());
+    let mut connection = connection(&[&server], now);
+    connection.turn(now, &mut done);
+    drop(server.negotiate().unwrap());
+    connection.turn(now, &mut done);
+    connection.opened();
+    push_read(&mut connection);
+    STOPPING.set(true);
+    while done.is_empty() {
+        connection.turn(now, &mut done);
+        let before = connection.sleeps(now);
+        drop(server.negotiate());
+        now += before.unwrap_or_default();
+        assert!(connection.is_given_up() || before.is_some());
+    }
+    assert!(done[0].result.is_err() && connection.is_given_up());
 }

@@ -22,6 +22,8 @@ pub enum ImageCommand {
     Check(Check),
     /// List which parts of the disk hold data and which read as zeroes
     Map(Map),
+    /// List which parts of a disk may have changed, by its maps of changed blocks
+    Changes(Changes),
     /// Copy a disk into a new image, possibly of another format; holes are preserved
     Convert(Convert),
     /// Show how much space a disk would take in another format
@@ -56,6 +58,7 @@ impl ImageCommand {
             ImageCommand::Info(info) => Some(info.handing),
             ImageCommand::Check(check) => Some(check.handing),
             ImageCommand::Map(map) => Some(map.handing),
+            ImageCommand::Changes(changes) => Some(changes.handing),
             ImageCommand::Convert(convert) => Some(convert.handing),
             ImageCommand::Measure(measure) => Some(measure.handing),
             ImageCommand::Compare(compare) => Some(compare.handing),
@@ -171,6 +174,33 @@ pub struct Map {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Arguments of `image changes`.
+#[derive(Debug, Args)]
+pub struct Changes {
+    /// The map, or those of successive intervals, the oldest first; they may be in use
+    #[arg(required = true, value_name = "MAP")]
+    pub maps: Vec<PathBuf>,
+    /// Fail unless all writes to this image since are known to be recorded in the last of the maps
+    #[arg(long, value_name = "FORMAT:PATH")]
+    pub image: Option<ImageName>,
+    /// How the parts are listed. xapi: a base64 bitmap of blocks of 64 KiB, as XenAPI's VDI.list_changed_blocks
+    #[arg(long, value_name = "FORMAT", conflicts_with = "json")]
+    pub format: Option<ChangesFormat>,
+    /// Where its files come from.
+    #[command(flatten)]
+    pub handing: Handing,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How changed parts are listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ChangesFormat {
+    /// A base64 bitmap.
+    Xapi,
 }
 
 /// `image convert`.

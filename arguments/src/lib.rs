@@ -25,8 +25,8 @@ use control::{CpuList, ImageName, POLLING_MAX_US, PollingMode, SizeRule, THREADS
 
 pub use confirm::Confirm;
 pub use image::{
-    Bench, Check, Compact, Compare, Compress, Convert, Create, Flatten, ImageCommand, Info, Map, Measure, Merge,
-    Pattern, Rebase, Replay, Resize, Snapshot, Speed,
+    Bench, Changes, ChangesFormat, Check, Compact, Compare, Compress, Convert, Create, Flatten, ImageCommand, Info,
+    Map, Measure, Merge, Pattern, Rebase, Replay, Resize, Snapshot, Speed,
 };
 pub use limit::{LIMITS, LimitWords};
 pub use new_size::NewSize;
@@ -240,6 +240,10 @@ pub struct Serve {
     /// by a daemon (`tapline disk SOCKET upgrade`, docs/control.md)
     #[arg(long, conflicts_with = "xen", hide = true)]
     pub take_over: bool,
+    /// Record which blocks change in this file, a map of changed blocks; it is created if it does not exist, and
+    /// otherwise continued, unless the image was written to without it (docs/changed-blocks.md)
+    #[arg(long, value_name = "MAP", conflicts_with = "read_only")]
+    pub track: Option<PathBuf>,
     /// Also print the configuration to paste for a virtual machine
     #[arg(long, value_name = "FOR")]
     pub print: Option<PrintFor>,

@@ -44,8 +44,57 @@ pub struct Layers {
     /// The I/O engine of the disk.
     #[serde(default)]
     pub engine: Option<IoEngine>,
+    /// The map of changed blocks; none if the disk has not been tracked.
+    #[serde(default)]
+    pub changes: Option<Changes>,
     /// Layers from the leaf downwards.
     pub layers: Vec<Layer>,
+}
+
+/// The map of changed blocks of a disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Changes {
+    /// Path of its file.
+    pub map: String,
+    /// Its id.
+    pub id: String,
+    /// Id of the map that it continues.
+    #[serde(default)]
+    pub continues: Option<String>,
+    /// Whether it can be relied on.
+    pub state: MapState,
+    /// Whether its file names exactly what has changed: otherwise regions of 4 MiB that were written to lately count as
+    /// changed if the process is killed.
+    #[serde(default)]
+    pub at_rest: bool,
+    /// Bytes of the blocks that have changed.
+    #[serde(default)]
+    pub changed: Option<u64>,
+}
+
+/// Whether a map of changed blocks can be relied on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MapState {
+    /// It names each block that has changed.
+    Kept,
+    /// It says that changes are missing, and is refused from now on.
+    Invalid,
+    /// It could not be written, nor made invalid: writes wait until its file is removed.
+    Doubtful,
+    /// A state of a newer program.
+    #[serde(other)]
+    Other,
+}
+
+/// Answer to `track` and `untrack`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tracked {
+    /// The map of changed blocks; none if the disk is not tracked.
+    pub changes: Option<Changes>,
+    /// Time that requests were held.
+    #[serde(flatten)]
+    pub pause: Option<Pause>,
 }
 
 /// The I/O engine of a disk.
@@ -548,7 +597,7 @@ macro_rules! answers {
 
 answers! {
     Version Layers Stats Condition Snapshot Clone Merge Revert Resize Upgrade Paused Polling Shape Threads Limited Shared
-    Trace
+    Trace Tracked
 }
 
 impl Answer {
@@ -557,7 +606,8 @@ impl Answer {
         match self {
             Answer::Snapshot(Snapshot { pause, .. })
             | Answer::Resize(Resize { pause, .. })
-            | Answer::Paused(Paused { pause, .. }) => *pause = Some(measured),
+            | Answer::Paused(Paused { pause, .. })
+            | Answer::Tracked(Tracked { pause, .. }) => *pause = Some(measured),
             _ => {}
         }
     }

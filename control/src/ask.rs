@@ -59,6 +59,10 @@ macro_rules! with_verbs {
             "revert" LongRunning::Revert -> answer::Revert;
             /// Enlarge the disk and notify its guest
             "resize" LongRunning::Resize -> answer::Resize;
+            /// Record which blocks change in a new map of changed blocks, from now on
+            "track" LongRunning::Track -> answer::Tracked;
+            /// Stop recording which blocks change; the map is void then
+            "untrack" LongRunning::Untrack -> answer::Tracked;
             /// Retry requests that are waiting for space (serve --when-full wait)
             "space" Immediate::Space -> answer::Condition;
             /// Replace the process that serves the disk; its guest only notices a short wait
@@ -190,6 +194,27 @@ pub struct Snapshot {
     /// How the snapshot is taken.
     #[serde(default)]
     pub method: Method,
+    /// File of a new map of changed blocks, which continues the present one: that ends with the snapshot. If omitted,
+    /// the present one continues. Only for a chain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub map: Option<PathBuf>,
+}
+
+/// Fields of `track`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Track {
+    /// File of the new map.
+    pub map: PathBuf,
+}
+
+/// Fields of `untrack`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Untrack {
+    /// Whether the client has removed the file of the map, durably: necessary for a map that is doubtful.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub removed: bool,
 }
 
 /// Fields of `clone`.
@@ -421,7 +446,11 @@ impl Verb {
     fn check(&self) -> Result<(), Error> {
         let whole = |name: &ImageName| name.paths().try_for_each(absolute);
         match self {
-            Verb::LongRunning(LongRunning::Snapshot(snapshot)) => whole(&snapshot.to),
+            Verb::LongRunning(LongRunning::Snapshot(snapshot)) => {
+                snapshot.map.as_deref().map_or(Ok(()), absolute)?;
+                whole(&snapshot.to)
+            }
+            Verb::LongRunning(LongRunning::Track(track)) => absolute(&track.map),
             Verb::LongRunning(LongRunning::Clone(clone)) => whole(&clone.to),
             Verb::LongRunning(LongRunning::Revert(revert)) => whole(&revert.leaf),
             Verb::LongRunning(LongRunning::Merge(merge)) => {
@@ -530,13 +559,13 @@ mod test {
         assert_eq!(verb.unwrap(), Request::of(merge));
         let (_, verb) = Request::parse(br#"{"version":1,"verb":"snapshot","to":"vhd:/a/b.vhd"}"#);
         let to = "vhd:/a/b.vhd".parse().unwrap();
-        assert_eq!(verb.unwrap(), Request::of(Snapshot { to, method: Method::Auto }));
+        assert_eq!(verb.unwrap(), Request::of(Snapshot { to, method: Method::Auto, map: None }));
     }
 
     #[test]
     fn a_line_of_each_verb_is_the_same_for_all_programs() {
         let words = "version layers stats snapshot clone merge merge-status merge-pause merge-resume merge-cancel \
-            revert resize space upgrade limit share pause resume polling shape threads watch trace";
+            revert resize track untrack space upgrade limit share pause resume polling shape threads watch trace";
         assert_eq!(VERBS.join(" "), words);
         let fields = |word| match word {
             "snapshot" => r#","to":"vhd:/a","method":"chain""#,
@@ -544,6 +573,8 @@ mod test {
             "merge" => r#","from":0,"into":1,"rate":9,"follow":true,"delete":false,"expect":["vhd:/b","raw:/a"]"#,
             "revert" => r#","to":1,"leaf":"vhd:/a""#,
             "resize" => r#","size":4096,"recorded":true"#,
+            "track" => r#","map":"/m""#,
+            "untrack" => r#","removed":true"#,
             "upgrade" => r#","program":"/p","successor":true,"pause_max":50000"#,
             "limit" => r#","limits":{"iops":5000},"recorded":true"#,
             "share" => r#","weight":200,"recorded":true,"alone":true"#,

@@ -16,6 +16,10 @@
 //! is rubbish and not zero. Only a header that is whole says anything.
 //!
 //! A map that could not be kept says so in its header (`INVALID`), and is refused.
+//!
+//! A map is right only if each write to the image was recorded. Its owner finds out whether one was not; the header
+//! keeps for him the state of the image's file when the map was closed, and the number of the session, which the image
+//! has too.
 
 mod layout;
 #[cfg(test)]
@@ -23,14 +27,14 @@ mod test;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use zerocopy::byteorder::little_endian::{U32, U64};
+use zerocopy::byteorder::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 pub use layout::{HEADERS_AT, PAGES_AT, REGIONS, SECTOR, page_at};
 
 use crate::size::{in_memory, on_disk};
 use crate::{Creation, DiskOffset, FileOffset, ImageError, ImageErrorKind, MetaWrite, Source, Span};
-use layout::{INVALID, MAGIC, RawHeader, RawPage, SEALED, SECTOR_LEN, VERSION, joined};
+use layout::{CLOSED, INVALID, MAGIC, RawHeader, RawPage, SEALED, SECTOR_LEN, VERSION, joined};
 
 /// Bytes of a block, as the backup programs of XenServer and XCP-ng expect it.
 pub const BLOCK: u32 = 64 << 10;
@@ -59,12 +63,25 @@ pub struct Spec {
     pub block: u32,
 }
 
+/// The state of an image's file when its map was closed. Every later write to the file changes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileState {
+    /// The time of its last change (ctime), in seconds and nanoseconds.
+    pub changed: (i64, u32),
+    /// Its bytes.
+    pub len: u64,
+}
+
 /// A map of changed blocks, in memory.
 #[derive(Clone, Debug)]
 pub struct ChangeMap {
     spec: Spec,
     sequence: u64,
     flags: u32,
+    /// Random bytes, drawn whenever a process opens the map to write it; the id of the map before.
+    session: MapId,
+    /// The image when the map was closed; `None` if it was not.
+    closed: Option<FileState>,
     /// The changed blocks of each region, the first one being the lowest bit.
     changed: Vec<u64>,
     /// Regions that had an intent.
@@ -101,7 +118,17 @@ impl ChangeMap {
             return Err(limits(what));
         }
         let changed = vec![0; in_memory(regions)];
-        Ok(ChangeMap { spec, sequence: FIRST, flags: 0, changed, suspects: 0, damaged: 0, stale: Vec::new() })
+        Ok(ChangeMap {
+            spec,
+            sequence: FIRST,
+            flags: 0,
+            session: spec.id,
+            closed: None,
+            changed,
+            suspects: 0,
+            damaged: 0,
+            stale: Vec::new(),
+        })
     }
 
     /// Reads a map. Refuses another file, another version, and a map that misses changes.
@@ -113,7 +140,7 @@ impl ChangeMap {
                         full backup, and start a new one";
             return Err(ImageError::new(ImageErrorKind::Corrupt, what));
         }
-        if flags & !(SEALED | INVALID) != 0 {
+        if flags & !(SEALED | INVALID | CLOSED) != 0 {
             let what = format!("the map of changed blocks has flags that are not known: {flags:#x}");
             return Err(ImageError::new(ImageErrorKind::Unsupported, what));
         }
@@ -124,7 +151,10 @@ impl ChangeMap {
             let what = format!("a map of changed blocks needs {needs} bytes, and its file has {}", source.len());
             return Err(ImageError::new(ImageErrorKind::Corrupt, what));
         }
-        let mut map = ChangeMap { sequence: header.sequence.get(), flags, ..ChangeMap::new(spec)? };
+        let changed = (header.changed_s.get(), header.changed_ns.get());
+        let closed = (flags & CLOSED != 0).then(|| FileState { changed, len: header.file_len.get() });
+        let (sequence, session, flags) = (header.sequence.get(), header.session, flags & !CLOSED);
+        let mut map = ChangeMap { sequence, flags, session, closed, ..ChangeMap::new(spec)? };
         map.read_pages(source)?;
         Ok(map)
     }
@@ -197,6 +227,38 @@ impl ChangeMap {
     /// Whether its interval is over: a snapshot was taken, and nothing is added.
     pub fn is_sealed(&self) -> bool {
         self.flags & SEALED != 0
+    }
+
+    /// The session of the last process that has opened it for writing.
+    pub fn session(&self) -> MapId {
+        self.session
+    }
+
+    /// The state of the image's file when the map was closed; `None` if it is in use, or its process was killed.
+    pub fn closed(&self) -> Option<FileState> {
+        self.closed
+    }
+
+    /// The header by which a process takes the map up: to be durable before the image is written to.
+    pub fn opened(&mut self, session: MapId) -> MetaWrite {
+        (self.session, self.closed) = (session, None);
+        self.next_header(false, self.spec.len)
+    }
+
+    /// The header that closes the map: all pages must be durable, and nothing may be written to the image any more.
+    pub fn close(&mut self, image: FileState) -> MetaWrite {
+        self.closed = Some(image);
+        self.next_header(false, self.spec.len)
+    }
+
+    /// Headers that say that changes are missing: the map is refused from then on. One of them, durable, suffices.
+    pub fn invalidate(&mut self) -> Vec<MetaWrite> {
+        self.invalid_headers()
+    }
+
+    /// Bytes of the blocks that may have changed.
+    pub fn changed_bytes(&self) -> u64 {
+        self.changed.iter().map(|word| u64::from(word.count_ones())).sum::<u64>() * u64::from(self.spec.block)
     }
 
     /// Whether nothing was ever recorded in it.
@@ -360,6 +422,7 @@ impl ChangeMap {
     /// Headers that say that changes are missing. One of them, durable, suffices.
     pub(crate) fn invalid_headers(&mut self) -> Vec<MetaWrite> {
         self.flags |= INVALID;
+        self.closed = None;
         let mut header = || self.next_header(false, self.spec.len);
         vec![header(), header()]
     }
@@ -374,8 +437,13 @@ impl ChangeMap {
             continues: self.spec.continues.unwrap_or_default(),
             len: U64::new(len),
             block: U32::new(self.spec.block),
-            flags: U32::new(flags),
-            reserved: [0; 440],
+            flags: U32::new(flags | if self.closed.is_some() { CLOSED } else { 0 }),
+            session: self.session,
+            changed_s: I64::new(self.closed.map_or(0, |image| image.changed.0)),
+            changed_ns: U32::new(self.closed.map_or(0, |image| image.changed.1)),
+            unused: U32::ZERO,
+            file_len: U64::new(self.closed.map_or(0, |image| image.len)),
+            reserved: [0; 400],
         };
         header.summed().as_bytes().to_vec()
     }

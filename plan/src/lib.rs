@@ -21,7 +21,7 @@ use std::collections::VecDeque;
 
 pub use verbs::{
     Exposing, Layer, Merge, clone, copy, finish_merge, finish_rebase, flatten, merge, pause, rebase, relink, resize,
-    revert, snapshot,
+    revert, snapshot, track, untrack,
 };
 
 /// One step. A driver carries it out, however long that takes, and then says how it ended.
@@ -61,6 +61,23 @@ pub enum Step {
     MakeDurable,
     /// The new file becomes the leaf.
     PushLeaf,
+    /// Extend the map of changed blocks for a disk of this size, durably. Nothing if there is no map.
+    ExtendMap {
+        /// The size in bytes.
+        len: u64,
+    },
+    /// Create the file of a new map of changed blocks, durably. The data of earlier processes becomes durable, too.
+    CreateMap,
+    /// Remove it: it is not used after all.
+    RemoveMap,
+    /// Have the image show, durably, that its changes are recorded in the new map.
+    MarkImage,
+    /// Changes are recorded in the new map from now on, if there is one; the old one is sealed in the background.
+    /// Requests are held.
+    SwitchMap,
+    /// Have the map of changed blocks say, durably, that changes are missing: the disk is about to show what was not
+    /// recorded. Nothing if there is no map. Requests are held.
+    EndMap,
     /// The layers above this one leave the chain.
     PopTo {
         /// The layer that becomes the leaf.
@@ -226,7 +243,8 @@ mod test {
             merge(&Merge { from: 1, into: 2, layers: &deep, delete: true }).unwrap(),
         ];
         let grown = resize(8, &layers[1..]).unwrap();
-        let others = [snapshot(), revert(1), clone(1), copy(), grown, rebase(), flatten(), relink()];
+        let others =
+            [snapshot(), revert(1), clone(1), copy(), grown, rebase(), flatten(), relink(), track(), untrack()];
         for plan in merges.into_iter().chain(others) {
             let steps: Vec<Step> = plan.clone().into_iter().map(|planned| planned.step).collect();
             for fails_at in steps.iter().copied().map(Some).chain([None]) {

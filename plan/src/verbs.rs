@@ -43,13 +43,15 @@ pub struct Exposing {
 ///
 /// After a crash the new file is the leaf if it exists, and the old one otherwise: until [`PushLeaf`] the new one is
 /// empty, and later nothing in it is durable before the old leaf is. That it exists is durable before the guest writes
-/// to it.
+/// to it. A map of changed blocks ends, and the next one begins, between two writes of the guest: whatever is written
+/// to the new leaf is in the new map.
 pub fn snapshot() -> Plan {
     let unused = [Release.into(), RemoveNew.into()];
     let steps = [
         OpenChild.or(&[RemoveNew.into()]),
         Hold.or(&unused),
         PushLeaf.or(&unused),
+        SwitchMap.or(&[Release.into()]),
         CloseForWriting.or(&[Release.into()]),
         Release.into(),
         AwaitClosed.into(),
@@ -87,12 +89,14 @@ fn named() -> [Planned; 3] {
 /// The disk becomes what it was when a layer, which is not written to any more, was its leaf.
 ///
 /// After a crash before [`PopTo`] the old chain is unchanged, and the new file is unused; both may be opened, each for
-/// what it is. The old one is durable before it is left.
+/// what it is. The old one is durable before it is left. A map of changed blocks ends before other contents are shown:
+/// a crash behind that costs the map although the disk was not reverted.
 pub fn revert(to: usize) -> Plan {
     let unused = [Release.into(), RemoveNew.into()];
     let steps = [
         OpenChild.or(&[RemoveNew.into()]),
         HoldDurable.or(&unused),
+        EndMap.or(&unused),
         PopTo { depth: to }.or(&unused),
         PushLeaf.or(&[Release.into()]),
         Announce.or(&[Release.into()]),
@@ -102,8 +106,9 @@ pub fn revert(to: usize) -> Plan {
 }
 
 /// The disk of these layers, the leaf first, becomes larger, and what is new reads as zeroes. If its data is in a file
-/// at the same offsets, that becomes longer first, while no one reads behind its old end. Refused if something below
-/// the leaf would be exposed.
+/// at the same offsets, that becomes longer first, while no one reads behind its old end. Before that the map of
+/// changed blocks is extended: a raw file that was made longer is a larger disk after a power loss. Refused if
+/// something below the leaf would be exposed.
 ///
 /// After a crash the disk has either size. The guest is notified when the new one is durable, since it may use the new
 /// space at once.
@@ -113,7 +118,7 @@ pub fn resize(len: u64, layers: &[Layer]) -> Result<Plan, Exposing> {
     let lengthen = layers.first().filter(|leaf| leaf.flat).map(|_| Lengthen { depth: 0, len }.into());
     let grow =
         [HoldDurable.or(&release), Grow { len }.or(&release), Release.into(), MakeDurable.into(), Announce.into()];
-    Ok(lengthen.into_iter().chain(grow).collect())
+    Ok([ExtendMap { len }.into()].into_iter().chain(lengthen).chain(grow).collect())
 }
 
 /// Whether a layer can grow to `len` bytes: the one below it must not be longer than the layer is now.
@@ -123,6 +128,21 @@ fn growing(layers: &[Layer], depth: usize, len: u64) -> Result<(), Exposing> {
         (Some(old), Some(below)) if len > old && below > old => Err(Exposing { depth, len: old, below }),
         _ => Ok(()),
     }
+}
+
+/// Changes are recorded from now on in a new map of changed blocks.
+///
+/// The map begins with what the disk shows while requests are held, all of which is durable then. After a crash before
+/// [`MarkImage`] the map is refused, and behind it the map is complete.
+pub fn track() -> Plan {
+    let unused = [Release.into(), RemoveMap.into()];
+    let held = [HoldDurable.or(&unused), MarkImage.or(&unused), SwitchMap.or(&unused), Release.into()];
+    [CreateMap.into()].into_iter().chain(held).collect()
+}
+
+/// Changes are not recorded any more. The map says so before the first change that it does not name.
+pub fn untrack() -> Plan {
+    [Hold.or(&[Release.into()]), EndMap.or(&[Release.into()]), Release.into()].into_iter().collect()
 }
 
 /// Requests are held until a client lets them go.

@@ -28,6 +28,14 @@ const DEVICE: u64 = 64 << 10;
 const SECTORS: u64 = 64;
 const _: () = assert!(REGION as u64 == SECTORS);
 
+/// Whether a map is refused by who opens it, although no fault was injected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refused {
+    Never,
+    Maybe,
+    Always,
+}
+
 /// A map, and what it must name.
 #[derive(Clone, Debug)]
 pub struct Tracked {
@@ -37,6 +45,8 @@ pub struct Tracked {
     began: Oracle,
     /// What requests have changed, perhaps.
     touched: Vec<Range<u64>>,
+    /// Whether it says, or may say, that changes are missing: the disk is about to show what was not recorded.
+    refused: Refused,
     /// The sectors that a map must name whose interval has ended.
     ended: Option<Vec<u64>>,
     /// How many regions may have an intent.
@@ -48,7 +58,7 @@ impl Tracked {
     /// A map that is started when these contents are legal.
     pub fn new(file: FileId, began: Oracle, intents: usize) -> Tracked {
         let digest = began.after_crash().digest();
-        Tracked { file, began, touched: Vec::new(), ended: None, intents, digest }
+        Tracked { file, began, touched: Vec::new(), refused: Refused::Never, ended: None, intents, digest }
     }
 
     /// The same map in a file with another number.
@@ -69,6 +79,23 @@ impl Tracked {
         if map.damaged() > 0 {
             self.touch(0..u64::MAX);
         }
+    }
+
+    /// It is being ended: it may be refused.
+    pub fn may_be_refused(&mut self) {
+        self.refused = Refused::Maybe;
+        self.digest = mix(self.digest ^ 1);
+    }
+
+    /// It has ended, and the disk may show other contents: it must be refused.
+    pub fn must_be_refused(&mut self) {
+        self.refused = Refused::Always;
+        self.digest = mix(self.digest ^ 2);
+    }
+
+    /// Whether it may be refused rightly.
+    pub fn is_refused_rightly(&self) -> bool {
+        self.refused != Refused::Never
     }
 
     /// Whether its interval lasts.
@@ -92,8 +119,11 @@ impl Tracked {
     /// Checks what a power loss has left of the map, by itself. Returns what it names; `None` if it is rightly refused.
     pub fn check(&self, media: &Media, bug: Option<Planted>, faulty: bool) -> Result<Option<ChangeMap>, Violation> {
         let map = match open(media, bug) {
+            Ok(_) if self.refused == Refused::Always => {
+                return Err(Violation::Step("a map is believed that ended before other contents were shown".into()));
+            }
             Ok(map) => map,
-            Err(_) if faulty => return Ok(None),
+            Err(_) if faulty || self.is_refused_rightly() => return Ok(None),
             Err(error) => return Err(Violation::Map(error)),
         };
         let missed = self.ended.iter().flatten().find(|sector| !names(&map, **sector));

@@ -10,6 +10,7 @@
 
 pub mod access;
 pub mod identity;
+pub mod mark;
 pub mod passed;
 pub mod policy;
 
@@ -24,11 +25,13 @@ use std::time::SystemTime;
 use control::handed::{Lent, Listens};
 use control::{ImageName, Kind};
 use disk::Tail;
+use disk::changes::FileState;
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use uring::{AccessMode, Cache, FileOpenError, ImageFile, OpenOptions};
 
 use crate::process::failure::Failure;
+use crate::process::log::say;
 
 /// The source of a command's files. Clones share it.
 #[derive(Clone, Debug)]
@@ -43,6 +46,16 @@ struct Source {
     handed: Option<Mutex<Handed>>,
     /// Files taken over from another process, if the file system is used otherwise.
     taken: Mutex<Option<Handed>>,
+    /// The image whose changes this process records.
+    recorded: Mutex<Option<Recorded>>,
+}
+
+/// An image whose changes are recorded.
+#[derive(Debug)]
+struct Recorded {
+    path: PathBuf,
+    /// The state of its file when it was last opened for writing, before anything was written.
+    opened: Option<FileState>,
 }
 
 /// Which raw images are accepted although they look like another format ([`crate::image::raw_lookalike`]).
@@ -97,7 +110,10 @@ impl Files {
     }
 
     fn of(handed: Option<Mutex<Handed>>) -> Files {
-        Files { source: Arc::new(Source { handed, taken: Mutex::default() }), trust: Trust::Handed }
+        Files {
+            source: Arc::new(Source { handed, taken: Mutex::default(), recorded: Mutex::default() }),
+            trust: Trust::Handed,
+        }
     }
 
     /// Makes it accept all raw images.
@@ -169,10 +185,50 @@ impl Files {
     /// Opens an image file.
     pub fn open(&self, path: &Path, options: OpenOptions) -> Result<ImageFile, FileOpenError> {
         let found = self.taken().as_ref().map(|taken| taken.duplicate(path, options.write));
-        match found.or_else(|| self.in_handed(|handed| handed.duplicate(path, options.write))) {
+        let file = match found.or_else(|| self.in_handed(|handed| handed.duplicate(path, options.write))) {
             None => ImageFile::open(path, options),
             Some(found) => ImageFile::from_fd(found?, path, options),
+        }?;
+        if options.write { self.end_recording(file) } else { Ok(file) }
+    }
+
+    /// Declares that this process records the changes of the image at `path` in a map: it stays marked.
+    pub fn record(&self, path: &Path) {
+        *self.recorded() = Some(Recorded { path: path.to_owned(), opened: None });
+    }
+
+    /// Returns the state of the file of the recorded image when it was opened for writing.
+    pub fn state_when_opened(&self) -> Option<FileState> {
+        self.recorded().as_ref().and_then(|recorded| recorded.opened)
+    }
+
+    fn recorded(&self) -> MutexGuard<'_, Option<Recorded>> {
+        self.source.recorded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Removes the mark of an image that was opened for writing, unless its changes are recorded: a map of its changed
+    /// blocks would miss what is written from now on.
+    fn end_recording(&self, file: ImageFile) -> Result<ImageFile, FileOpenError> {
+        if file.remote().is_some() || file.device_len().is_some() {
+            return Ok(file);
         }
+        let path = file.path();
+        if let Some(recorded) = self.recorded().as_mut().filter(|recorded| recorded.path == path) {
+            recorded.opened = Some(mark::state(&file).map_err(|source| failed("examine", path, source))?);
+            return Ok(file);
+        }
+        match mark::end(&file) {
+            Ok(None) => {}
+            Ok(Some(map)) => say(format_args!(
+                "{} is opened for writing without --track: its map of changed blocks {map} is void, and will be refused",
+                path.display()
+            )),
+            // A process of the daemon works for another user than the owner, whose attributes it cannot see: its sender
+            // must remove the mark (docs/decisions/0062).
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && self.are_handed() => {}
+            Err(source) => return Err(failed("end the tracking of changed blocks of", path, source)),
+        }
+        Ok(file)
     }
 
     /// Opens the file of an image, and its data file if it has one.
@@ -198,10 +254,11 @@ impl Files {
     }
 
     fn reopen_one_writable(&self, file: &ImageFile) -> Result<ImageFile, FileOpenError> {
-        match self.in_handed(|handed| handed.swap(file, true)) {
+        let file = match self.in_handed(|handed| handed.swap(file, true)) {
             None => file.reopen_writable(),
             Some(found) => file.reopen_writable_as(found?),
-        }
+        };
+        self.end_recording(file?)
     }
 
     /// Fails if a file that a verb will need at its end was not passed, or was passed for another use. Without

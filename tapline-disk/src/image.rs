@@ -20,6 +20,7 @@ pub mod remote_layer;
 pub mod replay_redo;
 pub mod rewrite_marker;
 pub mod stale_layers;
+pub mod tracking;
 pub mod uuid;
 pub mod vhd_tail;
 pub mod write_synced;

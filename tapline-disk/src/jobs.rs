@@ -3,6 +3,7 @@
 
 pub mod bench;
 pub mod calibrate;
+pub mod changes;
 pub mod check;
 pub mod compact;
 pub mod compare;
@@ -27,11 +28,11 @@ use control::ImageName;
 /// Returns the images of a command that must be files.
 pub fn needing_files(command: &ImageCommand) -> Vec<&ImageName> {
     use ImageCommand::{
-        Bench, Check, Clone, Compact, Compare, Convert, Create, Flatten, Info, Map, Measure, Merge, Rebase, Replay,
-        Resize, Snapshot,
+        Bench, Changes, Check, Clone, Compact, Compare, Convert, Create, Flatten, Info, Map, Measure, Merge, Rebase,
+        Replay, Resize, Snapshot,
     };
     match command {
-        Info(_) | Map(_) | Convert(_) | Measure(_) | Compare(_) => Vec::new(),
+        Info(_) | Map(_) | Changes(_) | Convert(_) | Measure(_) | Compare(_) => Vec::new(),
         // An export is created by its server; as a parent it may stand alone.
         Create(create) => vec![&create.image],
         Check(check) => vec![&check.image],

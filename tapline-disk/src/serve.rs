@@ -8,6 +8,7 @@
 mod address;
 pub mod admission;
 mod blkback_stats;
+mod changes;
 mod control;
 mod engine_watch;
 mod event_loop;
@@ -54,6 +55,7 @@ use arguments::{GrantPolicy, LogicalBlock, PrintFor, Serve, WhenFull};
 use admission::Admission;
 use admission::limits::Limiter;
 use admission::share;
+use changes::Changes;
 use event_loop::{EventLoop, Serving};
 use shaping::Shaping;
 use takeover::{Listening, PendingRelease, Takeover};
@@ -79,7 +81,7 @@ pub fn run(from: &Files, serve: &Serve, tls: Option<nbd::Tls>) -> Result<Exit, F
     let read_only = serve.read_only || guest.as_ref().is_some_and(|guest| guest.read_only);
     let taken = serve.take_over.then(|| Takeover::receive(from)).transpose()?;
     let handed = if taken.is_none() { Some(Sockets::find(from, serve)?) } else { None };
-    let layers = open(from, serve, taken.as_ref(), !read_only)?;
+    let (layers, map) = changes::open(from, serve, taken.as_ref(), !read_only)?;
     serial::choose(serve, &layers);
     let block = serve.logical_block_size.map_or_else(|| layers.block(), LogicalBlock::bytes);
     let Layers { name, files, images, logs, unsettled, .. } = layers;
@@ -92,11 +94,12 @@ pub fn run(from: &Files, serve: &Serve, tls: Option<nbd::Tls>) -> Result<Exit, F
         (None, None) => return Err(Failure::new("serve", "there are no sockets to listen at")),
     };
     from.forget();
-    let disk = chain::disk_of(images, logs, &unsettled, block).map_err(|error| {
+    let mut disk = chain::disk_of(images, logs, &unsettled, block).map_err(|error| {
         let failure = explain(&name, error);
         if block > 512 { failure.advise("serve it with --logical-block-size 512") } else { failure }
     })?;
-    let engine = engine(serve, &name, files, &shaping)?;
+    let mut engine = engine(serve, &name, files, &shaping)?;
+    let changes = map.map_or_else(|| Ok(Changes::default()), |map| map.begin(&mut disk, &mut engine))?;
     say(describe(&name, &disk, engine.kind()));
     shaping.line().iter().for_each(say);
     let polling = polling(serve, &counters);
@@ -116,6 +119,7 @@ pub fn run(from: &Files, serve: &Serve, tls: Option<nbd::Tls>) -> Result<Exit, F
         control,
         admission,
         shaping,
+        changes,
         counters,
         page,
         identity: identity(serve, &name),

@@ -113,6 +113,10 @@ fn whole(name: &ImageName) -> Result<ImageName, Error> {
     whole.map_err(|error| Error::cannot(format!("resolve the path of {name}"), error))
 }
 
+fn whole_path(path: &Path) -> Result<std::path::PathBuf, Error> {
+    std::path::absolute(path).map_err(|error| Error::cannot(format!("resolve the path of {}", path.display()), error))
+}
+
 fn connect(socket: &Path) -> Result<Client, Error> {
     Client::connect(socket).map_err(|error| not_sent(socket, error))
 }

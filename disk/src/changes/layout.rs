@@ -4,7 +4,7 @@
 //! page is one sector of 512 bytes with a checksum and the id of its map, so that what stood in the same place of a
 //! device before is not taken for a part of it.
 
-use zerocopy::byteorder::little_endian::{U32, U64};
+use zerocopy::byteorder::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::crc32c::crc32c;
@@ -28,6 +28,8 @@ pub const REGIONS: usize = 60;
 pub(super) const SEALED: u32 = 1;
 /// The header says that changes are missing.
 pub(super) const INVALID: u32 = 2;
+/// The header says in which state the image was left, by a process that has closed the map.
+pub(super) const CLOSED: u32 = 4;
 
 /// A header. The valid one with the greater sequence counts.
 #[repr(C)]
@@ -46,7 +48,14 @@ pub(super) struct RawHeader {
     /// Bytes of a block.
     pub block: U32,
     pub flags: U32,
-    pub reserved: [u8; 440],
+    /// The last time that a process has opened the map, drawn at random: the image has it too.
+    pub session: [u8; 16],
+    /// With [`CLOSED`]: when the image's file was last changed, in seconds and nanoseconds; and its bytes.
+    pub changed_s: I64,
+    pub changed_ns: U32,
+    pub unused: U32,
+    pub file_len: U64,
+    pub reserved: [u8; 400],
 }
 
 /// A page: which blocks of [`REGIONS`] regions have changed, a bit each, the first one being the lowest; and in which

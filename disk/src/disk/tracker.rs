@@ -19,7 +19,8 @@
 //!
 //! To *close* the map, a batch gives up all intents. To *seal* it, a header is written behind that which says that no
 //! change will be added. To *extend* it, the new pages are written and synced, then a header with the new size; only
-//! then may the disk grow.
+//! then may the disk grow. A map *at rest* has given up all intents: it names exactly what was requested, and the next
+//! process continues it without suspects.
 //!
 //! If a batch fails, the guest must not notice. Whether its intents are durable is not known: requests keep waiting
 //! until a header says that the map misses changes, durably. If that fails as well, they wait until the owner of the
@@ -117,6 +118,10 @@ pub(super) struct Tracker {
     /// The size that the map is being extended to.
     len: Option<u64>,
     ending: Option<Ending>,
+    /// All intents are being given up, until a request wants one again.
+    resting: bool,
+    /// The disk is about to show what was not recorded: the map is to say that changes are missing.
+    unwanted: bool,
     state: MapState,
 }
 
@@ -144,6 +149,8 @@ impl Tracker {
             landed: false,
             len: None,
             ending: None,
+            resting: false,
+            unwanted: false,
             state: MapState::Kept,
         }
     }
@@ -165,7 +172,13 @@ impl Tracker {
 
     /// Whether nothing is under way, nor to be written.
     pub fn is_settled(&self) -> bool {
-        self.stage == Stage::Over || self.stage == Stage::Idle && self.len.is_none() && self.ending.is_none()
+        let is_due = self.len.is_some() || self.ending.is_some() || self.unwanted;
+        self.stage == Stage::Over || self.stage == Stage::Idle && !is_due
+    }
+
+    /// Whether no region has an intent, and nothing is to be written.
+    pub fn is_at_rest(&self) -> bool {
+        self.stage == Stage::Over || self.is_settled() && self.granted.is_empty() && self.stale.is_empty()
     }
 
     /// Whether nothing will be written any more.
@@ -242,6 +255,7 @@ impl Tracker {
         }
         if *flags & WANTED == 0 {
             *flags |= WANTED;
+            self.resting = false;
             self.wanted.push_back(number(region));
         }
         false
@@ -265,16 +279,27 @@ impl Tracker {
         self.ending = Some(if sealed { Ending::Sealed } else { Ending::Closed });
     }
 
+    /// Gives up all intents. What is in flight is named by bits.
+    pub fn rest(&mut self) {
+        self.resting = true;
+    }
+
+    /// Has the map say that changes are missing, when what is under way has ended.
+    pub fn invalidate(&mut self) {
+        self.wanted.clear();
+        self.unwanted = true;
+    }
+
     /// The next step, if none is under way.
     pub fn begin(&mut self) -> MapStep {
         if self.stage != Stage::Idle {
             return MapStep::Nothing;
         }
-        if self.failed {
+        if self.failed || self.unwanted {
             return self.give_up();
         }
         self.grant();
-        let kept = if self.ending.is_some() { 0 } else { self.intents_max };
+        let kept = if self.ending.is_some() || self.resting { 0 } else { self.intents_max };
         while self.granted.len() + self.new_intents() > kept && self.retire() {}
         let pages = std::mem::take(&mut self.stale);
         if !pages.is_empty() {
@@ -318,7 +343,7 @@ impl Tracker {
             let at = in_memory(region.into());
             let named = self.map.word(at) == self.map.whole(at);
             let Some(flags) = self.regions.get_mut(at) else { continue };
-            if *flags & USED != 0 && self.ending.is_none() {
+            if *flags & USED != 0 && self.ending.is_none() && !self.resting {
                 *flags &= !USED;
                 self.granted.push_back(region);
                 continue;

@@ -127,6 +127,39 @@ impl<F: Format> Disk<F> {
         Ok(())
     }
 
+    /// Ends the map because the disk is about to show what was not recorded: it will say that changes are missing, and
+    /// be refused. That is durable when [`Disk::tracked`] names no file; if it names one and the map is settled, it is
+    /// [`MapState::Doubtful`]. Only while the disk is quiesced and nothing is in flight.
+    pub fn invalidate_map<I: Io>(&mut self, io: &mut I) -> Result<(), ImageError> {
+        if !self.is_quiesced() || !self.is_quiet() {
+            return Err(unsupported("the map of changed blocks cannot be ended while requests are in flight"));
+        }
+        if let Some(map) = &mut self.changes.current {
+            map.invalidate();
+        }
+        self.record_changes(io);
+        Ok(())
+    }
+
+    /// Gives up all intents of the map, so that the next process continues it without suspects. Over when
+    /// [`Disk::is_map_at_rest`]; requests may be in flight, and later ones want intents again.
+    pub fn rest_map<I: Io>(&mut self, io: &mut I) {
+        if let Some(map) = &mut self.changes.current {
+            map.rest();
+        }
+        self.record_changes(io);
+    }
+
+    /// Whether the map, if there is one, has no intents, and no earlier one is being sealed.
+    pub fn is_map_at_rest(&self) -> bool {
+        self.changes.current.as_ref().is_none_or(|map| map.is_at_rest()) && self.changes.sealing.is_empty()
+    }
+
+    /// The map as it is in memory, if there is one.
+    pub fn map(&self) -> Option<&ChangeMap> {
+        self.changes.current.as_ref().map(|map| map.map())
+    }
+
     /// Continues without a map, which its owner has taken away: no process will find it later. Only while none of its
     /// operations is in flight.
     pub fn abandon_map<I: Io>(&mut self, io: &mut I) -> Result<(), ImageError> {

@@ -4,13 +4,12 @@
 
 use disk::{Action, FileDone, FileId, MapState};
 
-use super::steps::{Phase, refused};
+use super::steps::{Ended, Phase, refused};
 use super::{Run, Violation};
 use crate::changes::{self, Tracked};
 use crate::media::Media;
 use crate::planted::Planted;
 use crate::saboteur::{ANSWERED, SabotagedIo};
-use crate::sector::SECTOR;
 use crate::subject::{Form, Start, Subject};
 
 /// The maps of the disk in a run.
@@ -99,7 +98,7 @@ impl Run {
                 current.go_on(&map);
                 self.disk.track(current.file, map).map_err(Violation::Map)
             }
-            Err(_) if self.io.fault_happened() => {
+            Err(_) if self.io.fault_happened() || current.is_refused_rightly() => {
                 self.maps.tracked.clear();
                 Ok(())
             }
@@ -112,28 +111,31 @@ impl Run {
         self.maps.tracked.iter_mut().filter(|map| map.is_current()).for_each(|map| map.touch(sectors.clone()));
     }
 
-    /// Extends the map before the disk grows; returns whether that has ended. A file that is longer is a larger disk
-    /// after a power loss already.
-    pub(super) fn has_extended_map(
-        &mut self,
-        step: plan::Step,
-        phase: &mut Phase,
-        subject: &Subject,
-    ) -> Result<bool, Violation> {
-        let grows = matches!(step, plan::Step::Lengthen { .. } | plan::Step::HoldDurable);
+    /// Extends the map before the disk grows.
+    pub(super) fn extend_map(&mut self, len: u64, phase: &mut Phase) -> Result<Ended, Violation> {
+        let mut io = SabotagedIo { io: &mut self.io, plot: &self.plot };
         match phase {
-            Phase::Due if grows && self.disk.tracked().is_some() => {
-                let mut io = SabotagedIo { io: &mut self.io, plot: &self.plot };
-                self.disk.extend_map(subject.kind.grown() * SECTOR, &mut io).map_err(refused)?;
-                *phase = Phase::Extending;
-                Ok(false)
-            }
-            Phase::Extending => {
-                *phase = Phase::Due;
-                Ok(true)
-            }
-            _ => Ok(true),
+            Phase::Due => self.disk.extend_map(len, &mut io).map_err(refused)?,
+            _ => return Ok(Ended::Well),
         }
+        *phase = Phase::Mapping;
+        Ok(Ended::NotYet)
+    }
+
+    /// Has the map say that changes are missing, before other contents are shown.
+    pub(super) fn end_map(&mut self, phase: &mut Phase) -> Result<Ended, Violation> {
+        if matches!(phase, Phase::Due) {
+            self.maps.tracked.iter_mut().filter(|map| map.is_current()).for_each(Tracked::may_be_refused);
+            let mut io = SabotagedIo { io: &mut self.io, plot: &self.plot };
+            self.disk.invalidate_map(&mut io).map_err(refused)?;
+            *phase = Phase::Mapping;
+            return Ok(Ended::NotYet);
+        }
+        if self.disk.tracked().is_some() {
+            return Ok(Ended::Badly);
+        }
+        self.maps.tracked.iter_mut().filter(|map| map.is_current()).for_each(Tracked::must_be_refused);
+        Ok(Ended::Well)
     }
 
     /// As the owner of a map that can neither be written nor say so: it takes the map away.

@@ -21,7 +21,7 @@ use crate::subject::{Form, Subject};
 use crate::workload::Step;
 
 impl ActiveVerb {
-    fn new_file(&self) -> &NewFile {
+    pub(super) fn new_file(&self) -> &NewFile {
         let Some(new) = &self.new else { unreachable!("no file was made") };
         new
     }
@@ -114,8 +114,6 @@ impl Run {
 
     /// Removes the layers above this one from the chain. They are no longer written to.
     pub(super) fn pop_to(&mut self, depth: usize) -> Result<(), Violation> {
-        // What the disk shows then was not recorded.
-        self.abandon_map()?;
         for layer in self.disk.pop_to(depth).map_err(refused)? {
             self.io.set_writable(layer.file, false);
             self.logs.close(layer.file);
@@ -127,7 +125,6 @@ impl Run {
     pub(super) fn push_leaf(&mut self, verb: &ActiveVerb, subject: &Subject) -> Result<(), Violation> {
         let NewFile { file, is_named_durably, .. } = *verb.new_file();
         let old = self.chains.swap_remove(0);
-        let below = old.clone();
         if self.bug == Some(Planted::SnapshotWithoutRound) {
             self.plot.borrow_mut().deaf = old.first().copied();
         }
@@ -138,8 +135,7 @@ impl Run {
         }
         let (leaf, log) = self.open(file, 0, subject)?;
         self.disk.push_leaf(file, leaf).map_err(refused)?;
-        self.disk.set_log(file, log).map_err(refused)?;
-        if verb.asked == Step::Snapshot { self.switch_map(&below, subject) } else { Ok(()) }
+        self.disk.set_log(file, log).map_err(refused)
     }
 
     /// Changes the guest's content to that of the layer. The old chain keeps its content.

@@ -42,8 +42,8 @@ pub(super) struct ActiveVerb {
 pub(super) enum Phase {
     /// Not begun.
     Due,
-    /// The map of changed blocks is being extended, before anything else.
-    Extending,
+    /// The map of changed blocks is being extended, or ended.
+    Mapping,
     /// Requests are held until those in flight have ended.
     Draining,
     /// A round is in progress.
@@ -175,7 +175,7 @@ impl Run {
             (Phase::Syncing, Some(plan::Step::AwaitClosed)) => self.are_closed() || !self.disk.is_syncing(),
             (Phase::Due | Phase::Flushed(_), _) => true,
             (Phase::CopyingUp(left, _), _) => *left == 0,
-            (Phase::Extending, _) => self.disk.is_map_settled(),
+            (Phase::Mapping, _) => self.disk.is_map_settled(),
             (Phase::Draining | Phase::Ending, _) => self.disk.is_quiet(),
             (Phase::Syncing, _) => !self.disk.is_syncing() && self.disk.is_quiet(),
             (Phase::Forgetting(_, aside), _) => !aside.is_syncing() && aside.is_quiet(),
@@ -208,9 +208,6 @@ impl Run {
 
     fn carry_out(&mut self, step: plan::Step, verb: &mut ActiveVerb, subject: &Subject) -> Result<Ended, Violation> {
         use plan::Step::*;
-        if verb.asked == Step::Grow && !self.has_extended_map(step, &mut verb.phase, subject)? {
-            return Ok(Ended::NotYet);
-        }
         match step {
             Hold => return Ok(self.hold(&mut verb.phase, false)),
             HoldDurable => return Ok(self.hold(&mut verb.phase, true)),
@@ -220,6 +217,10 @@ impl Run {
             CopyAll => return Ok(self.copy_more()),
             CopyUp => return self.copy_up(verb, subject),
             Grow { len } => return self.grow(len),
+            ExtendMap { len } => return self.extend_map(len, &mut verb.phase),
+            EndMap => return self.end_map(&mut verb.phase),
+            SwitchMap => self.switch_map(&verb.new_file().below.clone(), subject)?,
+            CreateMap | RemoveMap | MarkImage => unreachable!("a map is begun before the first request"),
             CreateChild { of, live } => verb.new = Some(self.create_child(of, live, subject)?),
             SyncNew => self.sync_new(verb),
             NameNew => self.name_new(verb, subject)?,

@@ -37,6 +37,7 @@ use crate::process::panics;
 use crate::process::signals::Signal;
 use crate::serve::admission::Admission;
 use crate::serve::blkback_stats::BlkbackStats;
+use crate::serve::changes::Changes;
 use crate::serve::control::{Control, Flush, Pause, Work};
 use crate::serve::engine_watch::EngineWatch;
 use crate::serve::own_keys::{ADMISSION, LEAVE, QUIET, REPORT, STOP};
@@ -79,6 +80,8 @@ pub struct Serving {
     pub admission: Admission,
     /// How its transfers are split and merged.
     pub shaping: Shaping,
+    /// The map of its changed blocks, if there is one.
+    pub changes: Changes,
     /// The counters of earlier processes of the disk.
     pub counters: Counters,
     /// The file of the statistics page, if there is one.
@@ -115,6 +118,7 @@ pub struct EventLoop<S> {
     /// When the timer fires.
     fires_at: Option<u64>,
     shaping: Shaping,
+    changes: Changes,
     quiet: Quiet,
     stopping: bool,
     /// Whether another process has taken over.
@@ -163,6 +167,7 @@ impl<S: Server> EventLoop<S> {
             mut control,
             admission,
             shaping,
+            changes,
             counters,
             page,
             identity,
@@ -199,6 +204,7 @@ impl<S: Server> EventLoop<S> {
             timer: None,
             fires_at: None,
             shaping,
+            changes,
             quiet: Quiet::default(),
             stopping: false,
             replaced: false,
@@ -372,6 +378,9 @@ impl<S: Server> EventLoop<S> {
             self.disk.settle(done, &mut self.engine);
         }
         self.disk.retry(&mut self.engine);
+        if self.changes.is_any() {
+            self.changes.watch(&self.files, &mut self.disk, &mut self.engine);
+        }
         if self.disk.is_broken() && !self.said_broken {
             self.said_broken = true;
             self.control_due = true;
@@ -418,6 +427,7 @@ impl<S: Server> EventLoop<S> {
             flush: &mut self.flush,
             admission: &mut self.admission,
             shaping: &mut self.shaping,
+            changes: &mut self.changes,
             stats: &mut self.stats,
             page: &self.page,
             polling: &mut self.polling,

@@ -62,6 +62,11 @@ pub enum Message {
         /// The file name; that of a log is derived from its image's file.
         name: PathBuf,
     },
+    /// The map of changed blocks, if there is one. One descriptor. A program that does not know it does not take over.
+    Changes {
+        /// The path of its file.
+        path: PathBuf,
+    },
     /// I/O statistics of the disk. No descriptors.
     Counters(Box<Counters>),
     /// The limits of the disk. No descriptors.
@@ -199,7 +204,7 @@ fn wanted(message: &Message) -> Option<usize> {
     match message {
         // An invalid name is rejected by the receiver.
         Message::Layer { name, .. } => Some(name.parse::<ImageName>().map_or(1, |name| name.paths().count())),
-        Message::Log { .. } | Message::Listener { .. } => Some(1),
+        Message::Log { .. } | Message::Changes { .. } | Message::Listener { .. } => Some(1),
         Message::Peer { .. } => None,
         _ => Some(0),
     }

@@ -24,6 +24,8 @@ pub struct Takeover {
     channel: Channel,
     /// The layers, leaf first. Their files are available in [`files`].
     pub layers: Vec<ImageName>,
+    /// The map of changed blocks, if there is one.
+    pub map: Option<PathBuf>,
     /// I/O statistics of the disk.
     counters: Counters,
     /// The limits of the disk.
@@ -49,6 +51,7 @@ pub struct Listening {
 #[derive(Debug, Default)]
 struct Received {
     layers: Vec<ImageName>,
+    map: Option<PathBuf>,
     files: Handed,
     counters: Option<Counters>,
     limits: Option<limits::Handed>,
@@ -79,12 +82,12 @@ impl Takeover {
                 message => received.take(message, descriptors).map_err(failed)?,
             }
         }
-        let Received { layers, files, counters, limits, shaping, control, listener, peers } = received;
+        let Received { layers, map, files, counters, limits, shaping, control, listener, peers } = received;
         let (Some(counters), Some(limits), Some(shaping)) = (counters, limits, shaping) else { return Err(missing()) };
         let (Some(Listening { socket, bound }), false) = (listener, layers.is_empty()) else { return Err(missing()) };
         from.make_available(files);
         let server = Handover { listener: socket, bound, peers };
-        Ok(Takeover { channel, layers, counters, limits, shaping, control, server })
+        Ok(Takeover { channel, layers, map, counters, limits, shaping, control, server })
     }
 }
 
@@ -124,6 +127,11 @@ impl Received {
                     file.and_then(|file| self.files.add(file)).map_err(ChannelError::Strange)?;
                 }
                 self.layers.push(name);
+            }
+            (Message::Changes { path }, Some(descriptor)) => {
+                let file = HandedFile::checked(path.clone(), true, descriptor);
+                file.and_then(|file| self.files.add(file)).map_err(ChannelError::Strange)?;
+                self.map = Some(path);
             }
             (Message::Log { name }, Some(descriptor)) => {
                 // Only its last component is ever used.

@@ -4,6 +4,7 @@
 #![allow(missing_docs, reason = "nobody imports a test")]
 
 mod bytes;
+mod changed_blocks;
 mod confined;
 mod control;
 mod control_vhost;

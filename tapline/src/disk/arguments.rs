@@ -12,7 +12,7 @@ use control::limits::Limits;
 use control::size::Size;
 use control::{Ask, Error, ImageName, POLLING_MAX_US, SizeRule, THREADS_MAX, with_verbs};
 
-use super::{Target, execute, human, whole};
+use super::{Target, execute, human, whole, whole_path};
 use crate::failure::Failure;
 use crate::hand_over::disk_program;
 
@@ -104,6 +104,10 @@ pub struct Snapshot {
     /// How to take the snapshot
     #[arg(long, value_name = "METHOD", default_value = "auto")]
     pub method: SnapshotMethod,
+    /// A new map of changed blocks, which continues the present one; that ends with the snapshot [default: the present
+    /// one continues]
+    #[arg(long, value_name = "MAP")]
+    pub map: Option<PathBuf>,
 }
 
 impl DiskRequest for ask::Snapshot {
@@ -115,11 +119,50 @@ impl DiskRequest for ask::Snapshot {
             SnapshotMethod::Reflink => Method::Reflink,
             SnapshotMethod::Chain => Method::Chain,
         };
-        Ok(ask::Snapshot { to: whole(&given.to)?, method })
+        let map = given.map.as_deref().map(whole_path).transpose()?;
+        Ok(ask::Snapshot { to: whole(&given.to)?, method, map })
     }
 
     fn shown(answer: &Self::Answer) -> Vec<String> {
         human::snapshot(answer)
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct Track {
+    /// The file of the new map, which must not exist
+    #[arg(value_name = "MAP")]
+    pub map: PathBuf,
+}
+
+impl DiskRequest for ask::Track {
+    type Arguments = Track;
+
+    fn of(given: &Track) -> Result<ask::Track, Error> {
+        Ok(ask::Track { map: whole_path(&given.map)? })
+    }
+
+    fn shown(answer: &Self::Answer) -> Vec<String> {
+        human::tracked(answer)
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct Untrack {
+    /// The file of the map was removed: only for a map that is doubtful
+    #[arg(long)]
+    pub removed: bool,
+}
+
+impl DiskRequest for ask::Untrack {
+    type Arguments = Untrack;
+
+    fn of(given: &Untrack) -> Result<ask::Untrack, Error> {
+        Ok(ask::Untrack { removed: given.removed })
+    }
+
+    fn shown(answer: &Self::Answer) -> Vec<String> {
+        human::tracked(answer)
     }
 }
 

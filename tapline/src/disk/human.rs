@@ -1,8 +1,8 @@
 //! Formats a disk's replies as lines for users. Fields that are missing are left out.
 
 use control::answer::{
-    Clone, Condition, InFlight, IoEngine, Layer, Layers, Limited, Merge, MergeLayers, MergeState, Pause, Paused,
-    Polling, Resize, Revert, Server, Shape, Shared, Snapshot, Stats, Threads, Upgrade, Version,
+    Changes, Clone, Condition, InFlight, IoEngine, Layer, Layers, Limited, MapState, Merge, MergeLayers, MergeState,
+    Pause, Paused, Polling, Resize, Revert, Server, Shape, Shared, Snapshot, Stats, Threads, Tracked, Upgrade, Version,
 };
 use control::size::readable;
 use control::{SizeRule, printable};
@@ -188,6 +188,7 @@ pub fn layers(answer: &Layers) -> Vec<String> {
         }
         None => {}
     }
+    lines.extend(answer.changes.iter().flat_map(changes));
     if answer.condition.broken {
         lines.push("a sync has FAILED: the disk does not write until it is restarted".into());
     }
@@ -215,6 +216,36 @@ pub fn away_in_words(away_ms: u64, server: &Server) -> String {
         attempts => format!(" ({attempts} attempts to connect)"),
     };
     format!("AWAY for {}{attempts}{why}", time(away_ms.saturating_mul(1000)))
+}
+
+/// Lines for `track` and `untrack`.
+pub fn tracked(answer: &Tracked) -> Vec<String> {
+    let lines = answer.changes.iter().flat_map(changes).collect::<Vec<_>>();
+    let mut lines = if lines.is_empty() { vec!["changed blocks are not recorded".into()] } else { lines };
+    if let Some(first) = lines.first_mut() {
+        *first = with_pause(std::mem::take(first), answer.pause);
+    }
+    lines
+}
+
+fn changes(changes: &Changes) -> Vec<String> {
+    let (map, id) = (printable(&changes.map), printable(&changes.id));
+    match changes.state {
+        MapState::Kept => {
+            let changed = readable(changes.changed.unwrap_or(0));
+            let rest = if changes.at_rest { ", all of which is in the file" } else { "" };
+            vec![format!("changed blocks are recorded in {map} (map {id}): {changed} so far{rest}")]
+        }
+        MapState::Invalid => vec![
+            format!("changed blocks are NOT recorded any more: {map} (map {id}) misses changes, and is void"),
+            "  the next backup must be a full one; track begins a new map".into(),
+        ],
+        MapState::Doubtful => vec![
+            format!("{map} (map {id}) can be neither written nor made invalid: some writes WAIT"),
+            "  remove that file, then use untrack --removed".into(),
+        ],
+        MapState::Other => vec![format!("{map} (map {id}) is in a state that this version does not know")],
+    }
 }
 
 fn layer(layer: &Layer) -> String {

@@ -56,7 +56,7 @@ impl Leaf {
             return make_image(daemon, self.sr, self.image, self.format, Vec::new(), Some(&below)).await;
         };
         let (path, opened) = self.open_for_switch(below).await?;
-        let snapshot = ask::Snapshot { to: names::image_name(self.format, path), method: Method::Chain };
+        let snapshot = ask::Snapshot { to: names::image_name(self.format, path), method: Method::Chain, map: None };
         Ok(live::ask(daemon, vbd, snapshot, opened).await.map(drop)?)
     }
 

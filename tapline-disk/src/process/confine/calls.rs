@@ -50,6 +50,10 @@ const FILES: &[c_long] = &[
     // This identifies the file of a descriptor. Opening a file by handle is another call.
     libc::SYS_name_to_handle_at,
     libc::SYS_utimensat,
+    // The mark of an image whose changed blocks are recorded.
+    libc::SYS_fgetxattr,
+    libc::SYS_fsetxattr,
+    libc::SYS_fremovexattr,
     libc::SYS_flock,
     libc::SYS_dup,
     libc::SYS_dup3,

@@ -6,6 +6,11 @@
 //! With `--handed` a new file has its final name before it is created here. *If killed while it is created:* it is not
 //! an image, and the disk has never used it: it may be removed.
 
+mod maps;
+mod writable;
+
+pub use maps::not_tracked;
+
 use std::time::Duration;
 
 use control::ImageName;
@@ -20,6 +25,7 @@ use super::merged::{self, Sources};
 use super::pop::pop_to;
 use super::reflink;
 use super::work::{Lengthening, Quiesce, Work};
+use crate::image::tracking::OpenMap;
 use crate::process::failure::Failure;
 use crate::process::log::say;
 
@@ -60,6 +66,7 @@ struct StepResults {
     sources: Sources,
     /// Whether the files of the sources were removed.
     removed: bool,
+    map: maps::NewMap,
 }
 
 /// A function that removes files which are no longer needed.
@@ -75,6 +82,8 @@ enum Phase {
     Flushing,
     /// The disk is being synced.
     Syncing,
+    /// The map of changed blocks is being extended or ended.
+    Mapping,
     Background(BlockingTask<Result<Done, Failure>>),
     Lengthening(Lengthening),
 }
@@ -83,11 +92,13 @@ enum Phase {
 #[derive(Debug)]
 enum Done {
     New(NewFile),
-    Child(NewFile, Box<Child>),
+    Child(NewFile, Box<Child>, Option<Box<OpenMap>>),
     Reopened(Lowered),
     Opened(Result<Vec<ReopenedLayer>, (Failure, Lowered)>),
     Forgotten(Result<Vec<Raised>, (Failure, Lowered)>),
     Removed(bool),
+    Map(Box<OpenMap>),
+    Marked,
 }
 
 impl Driver {
@@ -201,7 +212,16 @@ impl Driver {
             Step::ReopenReadOnly => return Ok(self.reopen_read_only(work)),
             Step::Lengthen { depth, len } => return self.lengthen(depth, len, work),
             Step::RemoveSources => return self.remove_sources(work),
-            Step::RemoveNew => self.remove_new(),
+            Step::ExtendMap { len } => return self.extend_map(len, work),
+            Step::EndMap => return self.end_map(work),
+            Step::CreateMap => return self.create_map(work),
+            Step::MarkImage => return self.mark_image(work),
+            Step::RemoveMap => self.remove_map(work),
+            Step::SwitchMap => self.switch_map(work)?,
+            Step::RemoveNew => {
+                self.remove_new();
+                self.remove_map(work);
+            }
             Step::PushLeaf => self.push_leaf(work)?,
             Step::PopTo { depth } => pop_to(depth, work)?,
             Step::CloseForWriting => close_for_writing(work)?,
@@ -283,10 +303,16 @@ impl Driver {
     fn open_child(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
         let opened = self.background(work, |results, work| {
             let (new, options) = (results.take_new(), work.options()?);
-            Ok(move || new.open(options).map(|(new, child)| Done::Child(new, Box::new(child))))
+            let map = maps::ForChild::of(results, work)?;
+            Ok(move || {
+                let (new, child) = new.open(options)?;
+                let map = map.make(&child.file)?;
+                Ok(Done::Child(new, Box::new(child), map.map(Box::new)))
+            })
         });
-        let Some(Done::Child(new, child)) = opened? else { return Ok(false) };
+        let Some(Done::Child(new, child, map)) = opened? else { return Ok(false) };
         self.results.new = Some(new);
+        self.results.map.made(map);
         child.fits_on(work.image(self.results.below)?)?;
         self.results.child = Some(child);
         Ok(true)
@@ -433,38 +459,6 @@ impl Driver {
         self.results.removed = removed;
         Ok(true)
     }
-
-    fn open_for_writing(&mut self, last: usize, work: &mut Work<'_>) -> Result<bool, Failure> {
-        let opened = self.background(work, |_, work| {
-            let closed = access::closed(work, last)?;
-            Ok(move || Ok(Done::Opened(access::raise(closed))))
-        });
-        let Some(Done::Opened(opened)) = opened? else { return Ok(false) };
-        self.results.opened = all_or_none(opened, work)?;
-        Ok(true)
-    }
-
-    fn forget_parents(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
-        let forgotten = self.background(work, |results, _| {
-            let opened = std::mem::take(&mut results.opened);
-            Ok(move || Ok(Done::Forgotten(access::forget_parents(opened))))
-        });
-        let Some(Done::Forgotten(forgotten)) = forgotten? else { return Ok(false) };
-        self.results.raised = all_or_none(forgotten, work)?;
-        Ok(true)
-    }
-
-    /// Makes the disk use the files that were opened for writing. Nothing may be in flight.
-    fn use_writable(&mut self, work: &mut Work<'_>) -> Result<(), Failure> {
-        for layer in std::mem::take(&mut self.results.raised) {
-            work.engine.replace(layer.id, layer.file)?;
-            work.disk.reopen(layer.depth, layer.image)?;
-            if let Some(log) = layer.log {
-                work.disk.set_log(layer.id, log)?;
-            }
-        }
-        Ok(())
-    }
 }
 
 impl StepResults {
@@ -477,14 +471,6 @@ impl StepResults {
         let Some(new) = self.new.take() else { unreachable!("no file was created") };
         new
     }
-}
-
-/// Returns layers that were opened for writing; if that failed, puts all of them back.
-fn all_or_none<T>(opened: Result<Vec<T>, (Failure, Lowered)>, work: &mut Work<'_>) -> Result<Vec<T>, Failure> {
-    opened.map_err(|(refusal, lowered)| {
-        access::put_back(lowered, work);
-        refusal
-    })
 }
 
 fn close_for_writing(work: &mut Work<'_>) -> Result<(), Failure> {

@@ -6,7 +6,7 @@
 use std::os::fd::OwnedFd;
 
 use control::ask::Immediate::{Limit, Share};
-use control::ask::LongRunning::{self, Clone, Merge, Resize, Revert, Snapshot, Upgrade};
+use control::ask::LongRunning::{self, Clone, Merge, Resize, Revert, Snapshot, Track, Untrack, Upgrade};
 use control::{FileAsked, Kind, Verb};
 
 use crate::files::{Files, Handed, HandedFile};
@@ -56,6 +56,8 @@ pub fn check_managed(verb: &Verb, given: &Handed) -> Result<(), Failure> {
         Verb::LongRunning(Snapshot(_)) if none => "use 'tapline vdi snapshot'",
         Verb::LongRunning(Clone(_)) if none => "use 'tapline vdi clone'",
         Verb::LongRunning(Revert(_)) if none => "use 'tapline vdi revert'",
+        Verb::LongRunning(Track(_) | Untrack(_)) => "a daemon's disks cannot be tracked yet",
+        Verb::LongRunning(Snapshot(snapshot)) if snapshot.map.is_some() => "a daemon's disks cannot be tracked yet",
         Verb::LongRunning(Merge(_)) if none => {
             "destroy snapshots with 'tapline vdi destroy': the daemon then merges by itself"
         }
@@ -75,7 +77,7 @@ pub fn others(verb: &Verb) -> usize {
 
 /// Returns whether a verb opens files.
 pub fn opens_files(verb: &LongRunning) -> bool {
-    matches!(verb, Snapshot(_) | Revert(_) | Clone(_) | Merge(_))
+    matches!(verb, Snapshot(_) | Revert(_) | Clone(_) | Merge(_) | Track(_))
 }
 
 fn invalid(what: String) -> Failure {

@@ -4,11 +4,12 @@
 //! first completion again, so that it can include the length of the pause; the verb is done before, and cannot fail any
 //! more.
 
+use control::Kind;
 use control::answer::Answer;
 use control::ask::{self, Method};
 
 use super::work::Work;
-use super::{clone, copy, finish, resize, revert, snapshot, standstill, upgrade};
+use super::{clone, copy, finish, resize, revert, snapshot, standstill, track, upgrade};
 use crate::files::AtHand;
 use crate::process::failure::Failure;
 
@@ -35,6 +36,7 @@ pub enum Steps {
     Resize(resize::Resize),
     Finish(finish::Finish),
     Upgrade(Box<upgrade::Upgrade>),
+    Track(Box<track::Track>),
 }
 
 impl Job {
@@ -102,6 +104,7 @@ impl Steps {
             Steps::Resize(steps) => steps.advance(work),
             Steps::Finish(steps) => steps.advance(work),
             Steps::Upgrade(steps) => steps.advance(work),
+            Steps::Track(steps) => steps.advance(work),
         }
     }
 
@@ -109,7 +112,7 @@ impl Steps {
     /// the end of a merge delay no requests, and during a revert no client is connected.
     fn reports_pause(&self) -> bool {
         match self {
-            Steps::Resuming | Steps::Snapshot(_) | Steps::Copy(_) | Steps::Resize(_) => true,
+            Steps::Resuming | Steps::Snapshot(_) | Steps::Copy(_) | Steps::Resize(_) | Steps::Track(_) => true,
             Steps::Pausing(_) | Steps::Revert(_) | Steps::Clone(_) | Steps::Finish(_) | Steps::Upgrade(_) => false,
         }
     }
@@ -117,14 +120,18 @@ impl Steps {
 
 /// Starts a snapshot, by reflink or by a chain.
 pub fn snapshot(asked: ask::Snapshot, work: &mut Work<'_>) -> Result<Steps, Failure> {
-    let ask::Snapshot { to, method } = asked;
+    let ask::Snapshot { to, method, map } = asked;
     let by_reflink = match method {
         Method::Reflink => true,
-        Method::Auto => copy::reflink_possible(&to, work),
+        Method::Auto => map.is_none() && copy::reflink_possible(&to, work),
         Method::Chain => false,
     };
     Ok(match by_reflink {
+        true if map.is_some() => {
+            let what = "a copy that shares blocks does not end the interval of a map of changed blocks";
+            return Err(Failure::of(Kind::Unsupported, what).advise("use --method chain, or omit --map"));
+        }
         true => Steps::Copy(Box::new(copy::Copy::begin(to, work)?)),
-        false => Steps::Snapshot(Box::new(snapshot::Snapshot::begin(to, work)?)),
+        false => Steps::Snapshot(Box::new(snapshot::Snapshot::begin(to, map, work)?)),
     })
 }

@@ -4,7 +4,7 @@
 //! It defines what clients can change in a running merge, and what is reported about it.
 
 use control::answer::{self, MergeLayers, MergeState, Merged};
-use control::ask;
+use control::{Kind, ask};
 use plan::Step;
 
 use super::copying::Copying;
@@ -33,6 +33,11 @@ impl MergeJob {
     pub fn begin(asked: ask::Merge, work: &mut Work<'_>) -> Result<MergeJob, Failure> {
         work.must_be_writable()?;
         work.name(asked.into)?;
+        if asked.from == 0 && work.disk.tracked().is_some() {
+            let what =
+                "the leaf cannot be merged while its changed blocks are recorded: another file would be the leaf";
+            return Err(Failure::of(Kind::Unsupported, what).advise("end the map first: untrack"));
+        }
         let plan = plan_layers::merge(&work.chain()?, asked.from, asked.into, asked.delete)?;
         let copying = Copying::new(asked.rate, work)?;
         let driver = Driver::copying(copying, plan);

@@ -5,11 +5,13 @@
 //! recorded as unchanged, so as the leaf it has the contents of the old one, whatever was written to that in the
 //! meantime.
 
+use std::path::PathBuf;
+
 use control::ImageName;
 use control::answer::{self, Answer, Took};
 use control::ask::Method;
 
-use super::driver::Driver;
+use super::driver::{Driver, not_tracked};
 use super::pause::micros;
 use super::work::Work;
 use crate::process::failure::Failure;
@@ -24,11 +26,14 @@ pub struct Snapshot {
 
 impl Snapshot {
     /// Checks the request and starts the snapshot.
-    pub fn begin(to: ImageName, work: &mut Work<'_>) -> Result<Snapshot, Failure> {
+    pub fn begin(to: ImageName, map: Option<PathBuf>, work: &mut Work<'_>) -> Result<Snapshot, Failure> {
         work.must_be_writable()?;
         // The future parent is reopened read-only at the end.
         work.files.must_have(work.file(0)?.1.path(), false)?;
-        let driver = Driver::making(&to, plan::snapshot());
+        if map.is_some() && work.changes.kept(work.disk).is_none() {
+            return Err(not_tracked());
+        }
+        let driver = Driver::making(&to, plan::snapshot()).with_map(map);
         Ok(Snapshot { to, parent: work.name(0)?, driver })
     }
 

@@ -15,7 +15,7 @@ use transport::Handover;
 use transport::vhost_user::Listener;
 
 use super::blocking_task::BlockingTask;
-use super::work::Work;
+use super::work::{Work, absolute};
 use crate::image::redo_log;
 use crate::process::failure::Failure;
 use crate::serve::admission::share;
@@ -128,6 +128,10 @@ impl Successor {
             let file = work.file(depth).map_err(NotHanded::Disk)?.1;
             let files: Vec<&dyn AsFd> = file.all_files().map(|file| -> &dyn AsFd { file }).collect();
             send(Message::Layer { name, write: file.options().write }, &files)?;
+        }
+        if let Some((path, file)) = work.changes.kept(work.disk) {
+            let map = work.engine.file(file).ok_or_else(|| NotHanded::Disk(Failure::of(Kind::Failed, "no map")))?;
+            send(Message::Changes { path: absolute(path) }, &[map])?;
         }
         let logs = redo_log::logs_to_pass();
         let logs = logs.map_err(|error| NotHanded::Disk(Failure::failed("hand over a redo log", &error)))?;

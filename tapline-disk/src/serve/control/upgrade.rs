@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use control::answer::{self, Answer};
 use control::{Kind, ask};
+use disk::MapState;
 use transport::vhost_user::Listener;
 use transport::{HandOver, HandoverError, Timer};
 
@@ -245,6 +246,11 @@ impl Upgrade {
         if matches!(self.stage, Stage::Syncing { .. }) && !work.is_synced()? {
             return not_yet();
         }
+        if !work.disk.is_map_at_rest() {
+            // The next process would count regions with an intent as changed.
+            work.disk.rest_map(work.engine);
+            return not_yet();
+        }
         let server = match hands_over(work)?.hand_over() {
             Ok(server) => server,
             Err(HandoverError::NotNow(_)) => return not_yet(),
@@ -295,6 +301,10 @@ fn refuse_impossible(work: &mut Work<'_>) -> Result<(), Failure> {
     if work.disk.is_broken() {
         return Err(Failure::of(Kind::State, "a sync of the disk has failed, so it no longer writes")
             .advise("see the kernel log, and restart the disk"));
+    }
+    if work.disk.map_state() == Some(MapState::Doubtful) {
+        return Err(Failure::of(Kind::State, "the map of changed blocks is doubtful")
+            .advise("remove its file, then use untrack --removed"));
     }
     if work.admission.is_full() && work.server.takes_back().is_none() {
         return Err(Failure::of(Kind::NoSpace, "requests of NBD clients are waiting for space")

@@ -26,6 +26,7 @@ use crate::image::parent_link;
 use crate::process::failure::Failure;
 use crate::process::log::say;
 use crate::serve::admission::Admission;
+use crate::serve::changes::Changes;
 use crate::serve::engine_watch::EngineWatch;
 use crate::serve::own_keys::BLOCKING_TASK;
 use crate::serve::page::Kept;
@@ -54,6 +55,8 @@ pub struct Work<'a> {
     pub admission: &'a mut Admission,
     /// How its transfers are split and merged.
     pub shaping: &'a mut Shaping,
+    /// The map of its changed blocks, if there is one.
+    pub changes: &'a mut Changes,
     /// I/O statistics of the disk.
     pub stats: &'a mut Stats,
     /// The file of the statistics page.

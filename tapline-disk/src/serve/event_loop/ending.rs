@@ -14,6 +14,7 @@ use uring::Remote;
 use super::EventLoop;
 use crate::image::check;
 use crate::image::redo_log;
+use crate::image::tracking;
 use crate::process::failure::{Exit, Failure};
 use crate::process::log::{self, say};
 use crate::serve::control::Control;
@@ -54,6 +55,7 @@ impl<S: Server> EventLoop<S> {
             self.disk.clear_stamps();
             self.flush()?;
         }
+        self.close_map()?;
         self.end_well();
         self.stats.page().leave();
         self.page.remove();
@@ -118,6 +120,28 @@ impl<S: Server> EventLoop<S> {
         };
         self.drain()?;
         Ok(status)
+    }
+
+    /// Closes the map of changed blocks: it then names exactly what has changed, and the image is not written to any
+    /// more. If that fails, the next process continues the map as after a kill.
+    fn close_map(&mut self) -> Result<(), Failure> {
+        let Some((path, map)) = self.changes.file_to_close(&self.disk, &self.engine) else { return Ok(()) };
+        self.disk.quiesce();
+        self.drain()?;
+        let failed = |why: &dyn std::fmt::Display| {
+            say(format_args!("{} is not closed, so more blocks than have changed may be named: {why}", path.display()));
+        };
+        if let Err(error) = self.disk.stop_tracking(&mut self.engine) {
+            failed(&error);
+            return Ok(());
+        }
+        self.drain()?;
+        let image = self.disk.layers().first().and_then(|leaf| self.engine.file(leaf.file));
+        match (self.disk.tracked(), image) {
+            (None, Some(image)) => tracking::close(&map, image).unwrap_or_else(|error| failed(&error)),
+            _ => failed(&"it could not be written"),
+        }
+        Ok(())
     }
 
     /// Finishes what the control socket has begun.

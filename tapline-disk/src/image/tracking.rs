@@ -1,0 +1,232 @@
+//! The map of changed blocks of an image: its file, and the mark in the image by which a map is trusted.
+//!
+//! A map is right only if every write to its image was recorded in it. The *mark* ([`crate::files::mark`]), an
+//! extended attribute of the image's file, names the map, the file itself, and the session of the map, which is drawn
+//! at random whenever a process takes the map up. A process of Tapline that opens a marked image for writing and does
+//! not record removes the mark first ([`end`], called by [`Files`]): the mark is found from the image, under whatever
+//! name that is opened. The map's header has the session as well, and after a clean end the time of the last change of
+//! the image's file.
+//!
+//! A map is continued only if
+//! - the mark names this map, so no process of Tapline has written since without recording;
+//! - the mark names this file: it was not copied, restored or replaced together with its attributes;
+//! - mark and map have the same session: neither is an older copy;
+//! - after a clean end, the file was not changed since, by any program. *After a kill or a power loss this is not
+//!   known*:
+//!   what wrote last may be the killed process itself.
+//!
+//! It knows nothing of requests and disks, nor of the contents of maps. Invariant: when a map is trusted, the mark was
+//! durable before the first write that the map does not name, and is gone, durably, before a write that is not
+//! recorded.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use control::{ImageName, Kind};
+use disk::changes::{self, ChangeMap, FileState, MapId, Spec};
+use disk::{ImageErrorKind, MetaWrite};
+use rustix::fs::fsync;
+use uring::{Cache, EngineKind, ImageFile, OpenOptions};
+
+use crate::files::mark::{self, Mark, hex};
+use crate::files::{Files, next_to};
+use crate::image::{uuid, write_synced};
+use crate::process::failure::Failure;
+
+/// Longer than the steps of the clock by which a kernel stamps changes of files.
+const CLOCK_STEP: Duration = Duration::from_millis(20);
+/// The same for file systems that keep whole seconds only.
+const COARSE_STEP: Duration = Duration::from_millis(2100);
+
+const THROUGH_CACHE: OpenOptions = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
+
+/// A map in its file, which is open for writing and locked.
+#[derive(Debug)]
+pub struct OpenMap {
+    /// The file.
+    pub file: ImageFile,
+    /// The map.
+    pub map: ChangeMap,
+}
+
+fn mark_of(file: &ImageFile, map: &ChangeMap, sessions: &[MapId]) -> io::Result<Mark> {
+    let sessions = sessions.iter().map(|session| hex(session)).collect();
+    Ok(Mark { map: hex(&map.id()), file: mark::id_of(file)?, sessions })
+}
+
+/// Fails if the changes of an image cannot be recorded, because nothing would show that another program wrote to it.
+pub fn must_be_possible(name: &ImageName, file: &ImageFile) -> Result<(), Failure> {
+    let why = match () {
+        () if file.remote().is_some() => "it is at an NBD server, which others may write to",
+        () if file.data_file().is_some() => "it has a data file, for which this is not implemented",
+        () if file.device_len().is_some() => "a block device does not show whether another program has written to it",
+        () => return Ok(()),
+    };
+    Err(Failure::new(format!("track the changed blocks of {name}"), why).of_kind(Kind::Unsupported))
+}
+
+/// Creates the file of a map of a disk of `len` bytes, under its name, durably. With `mark`, the image is marked before
+/// the map has its name; otherwise [`mark`] follows.
+pub fn create(
+    files: &Files,
+    path: &Path,
+    continues: Option<MapId>,
+    len: u64,
+    mark: Option<&ImageFile>,
+) -> Result<OpenMap, Failure> {
+    let tried = || format!("create the map of changed blocks {}", path.display());
+    let failed = |error: io::Error| Failure::new(tried(), error);
+    if files.is_taken(path) {
+        let what = "the file already exists";
+        return Err(Failure::new(tried(), what).of_kind(Kind::Exists).advise("choose another name"));
+    }
+    let id = uuid::new().map_err(failed)?;
+    let creation = changes::create(&Spec { id, continues, len, block: changes::BLOCK })
+        .map_err(|error| Failure::new(tried(), error))?;
+    let temporary = if files.are_handed() { path.to_owned() } else { next_to(path)? };
+    let mut file = files.create_new(&temporary, THROUGH_CACHE)?;
+    let made = write_all(&mut file, &creation.writes).and_then(|()| {
+        let map = ChangeMap::open(&mut file).map_err(io::Error::other)?;
+        mark.map_or(Ok(()), |image| mark_of(image, &map, &[map.session()])?.set(image))?;
+        Ok(map)
+    });
+    let map = made.map_err(|error| {
+        files.remove_new(&temporary).unwrap_or_default();
+        explain_mark(failed(error))
+    })?;
+    if !files.are_handed() {
+        files.name_new(&temporary, path)?;
+        files.sync_directory(path)?;
+        // Its lock is that of this description, which must not be closed: the new name is recorded by a duplicate.
+        file = ImageFile::from_fd(file.try_clone_fd()?, path, THROUGH_CACHE)?;
+    }
+    Ok(OpenMap { file, map })
+}
+
+fn write_all(file: &mut ImageFile, writes: &[MetaWrite]) -> io::Result<()> {
+    writes.iter().try_for_each(|write| file.write_at(write.at, &write.bytes))?;
+    file.sync()
+}
+
+/// Marks an image as tracked by this map, durably.
+pub fn mark(image: &ImageFile, map: &ChangeMap) -> Result<(), Failure> {
+    let marked = mark_of(image, map, &[map.session()]).and_then(|mark| mark.set(image));
+    marked.map_err(|error| {
+        explain_mark(Failure::new(format!("mark {} as tracked by a map", image.path().display()), error))
+    })
+}
+
+fn explain_mark(failure: Failure) -> Failure {
+    failure.advise("changed blocks can be tracked on file systems with extended attributes (user.*) only")
+}
+
+/// Opens a map to record changes in it, locked. Refuses one in which nothing may be recorded.
+pub fn open(files: &Files, path: &Path) -> Result<OpenMap, Failure> {
+    let mut file = files.open(path, THROUGH_CACHE)?;
+    let map = read(path, &mut file)?;
+    if map.is_sealed() {
+        let why = "its interval has ended with a snapshot, and nothing can be added";
+        return Err(Failure::new(format!("continue the map of changed blocks {}", path.display()), why)
+            .of_kind(Kind::State)
+            .advise("name the map that continues it, or a new file"));
+    }
+    Ok(OpenMap { file, map })
+}
+
+/// Reads a map, and explains why a file cannot be used as one.
+pub fn read(path: &Path, file: &mut ImageFile) -> Result<ChangeMap, Failure> {
+    ChangeMap::open(file).map_err(|error| {
+        let advice = match error.kind {
+            ImageErrorKind::Unsupported => "use the version of tapline-disk that wrote it",
+            ImageErrorKind::Corrupt => "make a full backup, and start a new map in another file",
+            _ => "give a map that `serve --track` has created, or the name of a new file",
+        };
+        Failure::new(format!("use the map of changed blocks {}", path.display()), error).advise(advice)
+    })
+}
+
+/// Makes the failure of a map that is not trusted.
+pub fn refused(path: &Path, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
+    Failure::new(format!("continue the map of changed blocks {}", path.display()), why).of_kind(Kind::State).advise(
+        "not all changes are known: make a full backup, and start a new map: --track with the name of a new file",
+    )
+}
+
+/// Returns why a map is not trusted; `opened` is the state of the image's file when it was opened.
+pub fn distrust(map: &ChangeMap, len: u64, image: &ImageFile, opened: Option<FileState>) -> io::Result<Option<String>> {
+    // A power loss may have kept a disk from growing whose map was extended before.
+    if map.len() < len {
+        return Ok(Some(format!("it is of a disk of {} bytes, and this one has {len}", map.len())));
+    }
+    let Some(found) = Mark::read(image)? else {
+        return Ok(Some(
+            "the image is not marked as tracked: it is another image, was restored or replaced, or was opened for \
+             writing without --track"
+                .into(),
+        ));
+    };
+    let why = match () {
+        () if found.map != hex(&map.id()) => format!("the image is tracked by another map, {}", found.map),
+        () if found.file != mark::id_of(image)? => "the image is a copy of the one that was tracked".into(),
+        () if !found.sessions.contains(&hex(&map.session())) => {
+            "the map or the image is an older copy: they were last used at different times".into()
+        }
+        () if map.closed().is_some_and(|closed| opened != Some(closed)) => {
+            "the image's file was changed after the map was closed, by another program or by a change of its attributes"
+                .into()
+        }
+        () => return Ok(None),
+    };
+    Ok(Some(why))
+}
+
+/// Takes a map up in a new session, if it is trusted; durable before this returns.
+pub fn take_up(files: &Files, path: &Path, open: &mut OpenMap, len: u64, image: &ImageFile) -> Result<(), Failure> {
+    let failed =
+        |error: io::Error| Failure::new(format!("continue the map of changed blocks {}", path.display()), error);
+    if let Some(why) = distrust(&open.map, len, image, files.state_when_opened()).map_err(failed)? {
+        return Err(refused(path, why));
+    }
+    let (old, new) = (open.map.session(), uuid::new().map_err(failed)?);
+    // Whenever this is interrupted, the mark has the session of the map.
+    mark_of(image, &open.map, &[old, new]).and_then(|mark| mark.set(image)).map_err(failed)?;
+    let header = open.map.opened(new);
+    write_synced::write(&mut open.file, &[vec![header]]).map_err(failed)?;
+    mark_of(image, &open.map, &[new]).and_then(|mark| mark.set(image)).map_err(failed)
+}
+
+/// Closes a map whose pages are durable, in a file of an engine, when nothing will be written to the image any more and
+/// it is still locked: from now on every change of the image's file will show.
+pub fn close(file: &ImageFile, image: &ImageFile) -> io::Result<()> {
+    fsync(image)?;
+    // An engine may have needed O_DIRECT.
+    let fd = file.try_clone_fd().map_err(io::Error::other)?;
+    let file = &mut ImageFile::from_fd(fd, file.path(), THROUGH_CACHE).map_err(io::Error::other)?;
+    let mut map = ChangeMap::open(file).map_err(io::Error::other)?;
+    let before = mark::state(image)?;
+    // A later change has another time only when the clock of the file system has advanced.
+    std::thread::sleep(if before.changed.1 == 0 { COARSE_STEP } else { CLOCK_STEP });
+    if mark::state(image)? != before {
+        return Err(io::Error::other("the image was changed by another program meanwhile"));
+    }
+    let header = map.close(before);
+    write_synced::write(file, &[vec![header]])
+}
+
+/// Makes the data durable that earlier processes have left in the page cache: a map begins with what is durable.
+pub fn sync_all(layers: &[ImageFile]) -> Result<(), Failure> {
+    for file in layers.iter().flat_map(ImageFile::all_files).filter(|file| file.remote().is_none()) {
+        fsync(file).map_err(|errno| Failure::new(format!("sync {}", file.path().display()), errno))?;
+    }
+    Ok(())
+}
+
+/// Prepares the file of a map for an engine, which may need O_DIRECT.
+pub fn for_engine(file: ImageFile, kind: EngineKind) -> Result<ImageFile, Failure> {
+    if kind != EngineKind::Aio {
+        return Ok(file);
+    }
+    let direct = OpenOptions { cache: Cache::None, ..THROUGH_CACHE };
+    Ok(ImageFile::from_fd(file.try_clone_fd()?, file.path(), direct)?)
+}

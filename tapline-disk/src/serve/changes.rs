@@ -1,0 +1,282 @@
+//! The map of changed blocks of a served disk: begun or continued, watched, closed.
+//!
+//! The disk decides what is written to the map and when (`disk/src/disk/tracker.rs`); whether a map is trusted is in
+//! [`crate::image::tracking`]. This file knows which file the map is in, and looks at its state after each iteration of
+//! the event loop that has completed something. It knows no client. Invariant: a map that could neither be written nor
+//! made invalid is removed, durably, before requests continue without it.
+
+use std::path::{Path, PathBuf};
+
+use ::control::answer;
+use arguments::Serve;
+use disk::changes::{ChangeMap, MapId};
+use disk::{Disk, FileDone, FileId, Image, Io, MapState, Until};
+use uring::{Engine, ImageFile};
+
+use crate::files::Files;
+use crate::files::mark::hex;
+use crate::image::chain::Layers;
+use crate::image::tracking::{self, OpenMap};
+use crate::process::failure::Failure;
+use crate::process::log::say;
+use crate::serve::takeover::Takeover;
+
+/// What is to be done after a map was lost.
+const ADVICE: &str = "the next backup must be a full one; start a new map then: tapline disk SOCKET track MAP";
+
+/// The map of a disk that is not served yet.
+#[derive(Debug)]
+pub struct Prepared {
+    path: PathBuf,
+    open: OpenMap,
+    /// Whether it begins now.
+    is_new: bool,
+}
+
+impl Prepared {
+    /// Creates the map at `path`, or takes it up if it exists and can be trusted.
+    pub fn of(files: &Files, path: &Path, layers: &Layers) -> Result<Prepared, Failure> {
+        let (Some(image), Some(geometry)) = (layers.files.first(), layers.geometry()) else {
+            return Err(Failure::new(format!("track {}", layers.name), "it has no file"));
+        };
+        tracking::must_be_possible(&layers.name, image)?;
+        // A passed file exists in any case; a map is not empty.
+        let exists = files.metadata(path).is_ok_and(|found| !files.are_handed() || found.len() > 0);
+        if exists {
+            let mut open = tracking::open(files, path)?;
+            let is_void = layers.logs.iter().any(|(depth, log)| *depth == 0 && log.was_void());
+            if is_void && open.map.closed().is_none() {
+                return Err(tracking::refused(
+                    path,
+                    "the image is not in the state in which the last process left it: another program has written to \
+                     it, or it was restored",
+                ));
+            }
+            tracking::take_up(files, path, &mut open, geometry.len, image)?;
+            log_continued(path, &open.map);
+            return Ok(Prepared { path: path.to_owned(), open, is_new: false });
+        }
+        tracking::sync_all(&layers.files)?;
+        let open = tracking::create(files, path, None, geometry.len, Some(image))?;
+        say(format_args!("changed blocks are recorded from now on in {}, a new map", path.display()));
+        Ok(Prepared { path: path.to_owned(), open, is_new: true })
+    }
+
+    /// Opens the map of the process that is taken over, which continues in the same session.
+    pub fn taken_over(files: &Files, path: &Path) -> Result<Prepared, Failure> {
+        Ok(Prepared { path: path.to_owned(), open: tracking::open(files, path)?, is_new: false })
+    }
+
+    /// Has the disk record its changes, before its first request.
+    pub fn begin(self, disk: &mut Disk<Image>, engine: &mut Engine) -> Result<Changes, Failure> {
+        let Prepared { path, open: OpenMap { file, map }, is_new } = self;
+        let (id, continues) = (map.id(), map.continues());
+        let file = engine.add(tracking::for_engine(file, engine.kind())?)?;
+        if is_new {
+            make_clean(disk, engine)?;
+            disk.begin_tracking(file, map)
+        } else {
+            disk.track(file, map)
+        }
+        .map_err(|error| Failure::new(format!("record changed blocks in {}", path.display()), error))?;
+        let path = std::path::absolute(&path).unwrap_or(path);
+        Ok(Changes { current: Some(Current { path, file, id, continues, said: MapState::Kept }), sealing: Vec::new() })
+    }
+}
+
+/// Opens the layers, and the map of their changed blocks: that of the command line, or that of the process that is
+/// taken over, which may have another one meanwhile, or none.
+pub fn open(
+    files: &Files,
+    serve: &Serve,
+    taken: Option<&Takeover>,
+    write: bool,
+) -> Result<(Layers, Option<Prepared>), Failure> {
+    let map = match taken {
+        Some(taken) => taken.map.as_ref(),
+        None => serve.track.as_ref(),
+    };
+    let Some(path) = map else { return Ok((super::open(files, serve, taken, write)?, None)) };
+    let image = taken.and_then(|taken| taken.layers.first()).unwrap_or(&serve.image);
+    if image.uri().is_none() {
+        files.record(image.path());
+    }
+    let layers = super::open(files, serve, taken, write)?;
+    let map = match taken {
+        Some(_) => Prepared::taken_over(files, path)?,
+        None => Prepared::of(files, path, &layers)?,
+    };
+    Ok((layers, Some(map)))
+}
+
+fn log_continued(path: &Path, map: &ChangeMap) {
+    let (name, suspects) = (path.display(), map.suspects() + map.damaged());
+    match suspects {
+        0 => say(format_args!("changed blocks are recorded in {name}, which is continued")),
+        _ => say(format_args!(
+            "changed blocks are recorded in {name}, which is continued; its last process was killed, so {suspects} \
+             regions of 4 MiB count as changed"
+        )),
+    }
+}
+
+/// Makes everything durable that the disk shows: a map begins with that.
+fn make_clean(disk: &mut Disk<Image>, engine: &mut Engine) -> Result<(), Failure> {
+    let mut done: Vec<FileDone> = Vec::new();
+    if !disk.is_clean() {
+        disk.sync(engine);
+    }
+    while !disk.is_idle() || disk.is_syncing() {
+        engine.reap(Until::Any, &mut done).map_err(|error| Failure::new("make the disk durable", error))?;
+        done.drain(..).for_each(|ended| disk.settle(ended, engine));
+        disk.retry(engine);
+    }
+    if disk.is_clean() {
+        return Ok(());
+    }
+    Err(Failure::new("begin a map of changed blocks", "the disk could not be made durable")
+        .advise("see the kernel log; free some space if the storage is full"))
+}
+
+/// The maps of a served disk.
+#[derive(Debug, Default)]
+pub struct Changes {
+    current: Option<Current>,
+    /// Maps of earlier intervals that are being sealed.
+    sealing: Vec<FileId>,
+}
+
+#[derive(Debug)]
+struct Current {
+    path: PathBuf,
+    file: FileId,
+    id: MapId,
+    continues: Option<MapId>,
+    /// The state that was logged.
+    said: MapState,
+}
+
+impl Changes {
+    /// Returns whether there is anything to watch.
+    #[inline]
+    pub fn is_any(&self) -> bool {
+        self.current.is_some()
+    }
+
+    /// The disk records its changes in this map from now on; the map before, if there was one, is being sealed.
+    pub fn began(&mut self, path: &Path, file: FileId, (id, continues): (MapId, Option<MapId>)) {
+        let new = Current { path: path.to_owned(), file, id, continues, said: MapState::Kept };
+        let old = self.current.replace(new);
+        // A map that was given up has no file any more.
+        self.sealing.extend(old.filter(|old| old.said == MapState::Kept).map(|old| old.file));
+    }
+
+    /// Returns the path of the map, if it can be relied on, and its file.
+    pub fn kept(&self, disk: &Disk<Image>) -> Option<(&Path, FileId)> {
+        let current = self.current.as_ref().filter(|_| disk.map_state() == Some(MapState::Kept))?;
+        Some((&current.path, disk.tracked()?))
+    }
+
+    /// Logs a map that was lost, and closes the files of maps that are sealed.
+    pub fn watch(&mut self, files: &Files, disk: &mut Disk<Image>, engine: &mut Engine) {
+        if !self.sealing.is_empty() && disk.is_map_settled() {
+            for file in self.sealing.drain(..) {
+                close_file(engine, file);
+            }
+        }
+        let Some(current) = &mut self.current else { return };
+        let state = disk.map_state().unwrap_or(MapState::Kept);
+        if state == current.said {
+            return;
+        }
+        let name = current.path.display();
+        match state {
+            MapState::Kept => {}
+            MapState::Invalid => {
+                say(format_args!("changed blocks are no longer recorded: {name} could not be written, and is void"));
+                say(ADVICE);
+                close_file(engine, current.file);
+            }
+            MapState::Doubtful => {
+                say(format_args!("changed blocks cannot be recorded: {name} can be neither written nor made invalid"));
+                match take_away(files, &current.path) {
+                    Ok(()) => {
+                        say(format_args!("{name} was removed, and the disk continues; {ADVICE}"));
+                        abandon(disk, engine, current.file);
+                    }
+                    Err(failure) => say(format_args!(
+                        "{}: some writes WAIT until the file is removed: do so, then 'tapline disk SOCKET untrack \
+                         --removed'",
+                        failure.what()
+                    )),
+                }
+            }
+        }
+        current.said = state;
+    }
+
+    /// The client says that it has removed the file of a doubtful map.
+    pub fn was_removed(&mut self, disk: &mut Disk<Image>, engine: &mut Engine) {
+        if let Some(current) = self.current.as_ref().filter(|_| disk.map_state() == Some(MapState::Doubtful)) {
+            abandon(disk, engine, current.file);
+        }
+    }
+
+    /// The map was made invalid by a request.
+    pub fn ended(&mut self, engine: &mut Engine, why: &str) {
+        let Some(current) = &mut self.current else { return };
+        say(format_args!("changed blocks are no longer recorded, because {why}: {} is void", current.path.display()));
+        close_file(engine, current.file);
+        current.said = MapState::Invalid;
+    }
+
+    /// Returns the state for a client.
+    pub fn report(&self, disk: &Disk<Image>) -> Option<answer::Changes> {
+        let current = self.current.as_ref()?;
+        let state = match disk.map_state() {
+            Some(MapState::Kept) => answer::MapState::Kept,
+            Some(MapState::Doubtful) => answer::MapState::Doubtful,
+            Some(MapState::Invalid) | None => answer::MapState::Invalid,
+        };
+        let is_kept = state == answer::MapState::Kept;
+        Some(answer::Changes {
+            map: current.path.display().to_string(),
+            id: hex(&current.id),
+            continues: current.continues.map(|id| hex(&id)),
+            state,
+            at_rest: is_kept && disk.is_map_at_rest(),
+            changed: disk.map().filter(|_| is_kept).map(ChangeMap::changed_bytes),
+        })
+    }
+
+    /// Returns the file of the map to be closed, which [`Disk::stop_tracking`] ends.
+    pub fn file_to_close(&self, disk: &Disk<Image>, engine: &Engine) -> Option<(PathBuf, ImageFile)> {
+        let (path, file) = self.kept(disk)?;
+        Some((path.to_owned(), engine.file(file)?.clone()))
+    }
+}
+
+/// Continues without a map that no process will find later.
+fn abandon(disk: &mut Disk<Image>, engine: &mut Engine, file: FileId) {
+    match disk.abandon_map(engine) {
+        Ok(()) => close_file(engine, file),
+        Err(error) => say(format_args!("the map of changed blocks is not given up: {error}")),
+    }
+}
+
+/// Removes the file of a map, durably. This blocks: only writes of the guest that wait for it, and a broken storage,
+/// lead here.
+fn take_away(files: &Files, path: &Path) -> Result<(), Failure> {
+    let failed = |error| Failure::new(format!("remove {}", path.display()), error);
+    if files.are_handed() {
+        return Err(Failure::new(format!("remove {}", path.display()), "this disk was started with --handed"));
+    }
+    std::fs::remove_file(path).map_err(failed)?;
+    Ok(files.sync_directory(path)?)
+}
+
+fn close_file(engine: &mut Engine, file: FileId) {
+    if let Err(error) = engine.remove(file) {
+        say(format_args!("the file of a map of changed blocks could not be closed: {error}"));
+    }
+}

@@ -1,0 +1,179 @@
+//! The steps of a plan that concern the map of changed blocks.
+//!
+//! It knows nothing about what a map holds. Invariant: an image is marked, durably, before it is the leaf of a disk
+//! whose changes are recorded, and a new map is used only by the disk for which it was created.
+
+use std::path::PathBuf;
+
+use control::Kind;
+use disk::changes::MapId;
+use disk::{Format, MapState};
+use uring::ImageFile;
+
+use super::{Done, Driver, Phase, StepResults};
+use crate::files::{Files, mark};
+use crate::image::tracking::{self, OpenMap};
+use crate::process::failure::Failure;
+use crate::process::log::say;
+use crate::serve::control::work::Work;
+
+/// The map that a verb creates.
+#[derive(Debug, Default)]
+pub struct NewMap {
+    /// Its path; `None` if the verb creates none.
+    path: Option<PathBuf>,
+    /// The map, until the disk uses it.
+    open: Option<Box<OpenMap>>,
+}
+
+impl NewMap {
+    /// Keeps the map, if one was created.
+    pub fn made(&mut self, map: Option<Box<OpenMap>>) {
+        self.open = map.or(self.open.take());
+    }
+}
+
+/// What is done about maps for a new leaf, in the background.
+pub struct ForChild {
+    files: Files,
+    /// The path of a new map, the id of the one that it continues, and the bytes of the disk.
+    new: Option<(PathBuf, MapId, u64)>,
+    /// The map that continues on the new leaf.
+    old: Option<(PathBuf, ImageFile)>,
+}
+
+impl ForChild {
+    /// Prepares a new map if the verb creates one, or the new leaf for the present map.
+    pub fn of(results: &StepResults, work: &Work<'_>) -> Result<ForChild, Failure> {
+        let files = work.files.clone();
+        let (Some((path, file)), Some(map)) = (work.changes.kept(work.disk), work.disk.map()) else {
+            return match &results.map.path {
+                None => Ok(ForChild { files, new: None, old: None }),
+                Some(_) => Err(not_tracked()),
+            };
+        };
+        if let Some(new) = &results.map.path {
+            let len = work.image(0)?.geometry().len;
+            return Ok(ForChild { files, new: Some((new.clone(), map.id(), len)), old: None });
+        }
+        let file = work.engine.file(file).cloned().ok_or_else(not_tracked)?;
+        Ok(ForChild { files, new: None, old: Some((path.to_owned(), file)) })
+    }
+
+    /// Creates the new map, and marks the new leaf.
+    pub fn make(self, leaf: &ImageFile) -> Result<Option<OpenMap>, Failure> {
+        if let Some((path, continues, len)) = self.new {
+            return tracking::create(&self.files, &path, Some(continues), len, Some(leaf)).map(Some);
+        }
+        if let Some((path, mut file)) = self.old {
+            tracking::mark(leaf, &tracking::read(&path, &mut file)?)?;
+        }
+        Ok(None)
+    }
+}
+
+impl Driver {
+    /// Makes the verb create a map at this path.
+    pub fn with_map(mut self, path: Option<PathBuf>) -> Driver {
+        self.results.map.path = path;
+        self
+    }
+
+    pub(super) fn extend_map(&mut self, len: u64, work: &mut Work<'_>) -> Result<bool, Failure> {
+        if !matches!(self.phase, Phase::Mapping) {
+            work.disk.extend_map(len, work.engine)?;
+            self.phase = Phase::Mapping;
+        }
+        Ok(work.disk.is_map_settled())
+    }
+
+    pub(super) fn end_map(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
+        if !matches!(self.phase, Phase::Mapping) {
+            if work.disk.tracked().is_none() {
+                return Ok(true);
+            }
+            work.disk.invalidate_map(work.engine)?;
+            self.phase = Phase::Mapping;
+        }
+        if !work.disk.is_map_settled() {
+            return Ok(false);
+        }
+        match work.disk.map_state() {
+            Some(MapState::Doubtful) => {
+                Err(Failure::of(Kind::Failed, "the map of changed blocks cannot be made invalid")
+                    .advise("see the kernel log; remove the file of the map, then use untrack --removed"))
+            }
+            _ => {
+                work.changes.ended(work.engine, "a client has requested what cannot be recorded");
+                Ok(true)
+            }
+        }
+    }
+
+    pub(super) fn create_map(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
+        let made = self.background(work, |results, work| {
+            let Some(path) = results.map.path.clone() else { return Err(not_tracked()) };
+            let (files, len) = (work.files.clone(), work.image(0)?.geometry().len);
+            let layers: Result<Vec<ImageFile>, Failure> =
+                (0..work.disk.layers().len()).map(|depth| Ok(work.file(depth)?.1.clone())).collect();
+            let layers = layers?;
+            Ok(move || {
+                tracking::sync_all(&layers)?;
+                tracking::create(&files, &path, None, len, None).map(|open| Done::Map(Box::new(open)))
+            })
+        });
+        let Some(Done::Map(open)) = made? else { return Ok(false) };
+        self.results.map.open = Some(open);
+        Ok(true)
+    }
+
+    pub(super) fn mark_image(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
+        let marked = self.background(work, |results, work| {
+            let image = work.file(0)?.1.clone();
+            let Some(open) = &results.map.open else { unreachable!("the map was created") };
+            let map = open.map.clone();
+            Ok(move || tracking::mark(&image, &map).map(|()| Done::Marked))
+        });
+        Ok(marked?.is_some())
+    }
+
+    /// Removes a new map that is not used, and the mark by which it would be trusted if its file came back.
+    pub(super) fn remove_map(&mut self, work: &Work<'_>) {
+        let (Some(open), Some(path)) = (self.results.map.open.take(), &self.results.map.path) else { return };
+        drop(open);
+        if let (None, Ok((_, image))) = (work.disk.tracked(), work.file(0)) {
+            if let Err(error) = mark::end(image) {
+                say(format_args!("{} stays marked as tracked: {error}", image.path().display()));
+            }
+        }
+        if let Err(error) = work.files.remove_new(path) {
+            say(format_args!("the unused map {} could not be removed: {error}", path.display()));
+        }
+    }
+
+    /// Has the disk record its changes in the new map. Requests are held.
+    pub(super) fn switch_map(&mut self, work: &mut Work<'_>) -> Result<(), Failure> {
+        let (Some(open), Some(path)) = (self.results.map.open.take(), self.results.map.path.clone()) else {
+            return Ok(());
+        };
+        let OpenMap { file, map } = *open;
+        let ids = (map.id(), map.continues());
+        let new = work.engine.add(tracking::for_engine(file, work.engine.kind())?)?;
+        let used = match ids.1 {
+            Some(_) => work.disk.switch_map(new, map),
+            None => work.disk.begin_tracking(new, map),
+        };
+        if let Err(error) = used {
+            work.engine.remove(new)?;
+            return Err(error.into());
+        }
+        work.changes.began(&path, new, ids);
+        Ok(())
+    }
+}
+
+/// Makes the failure of a verb that continues a map that there is not.
+pub fn not_tracked() -> Failure {
+    Failure::of(Kind::State, "the changed blocks of the disk are not recorded, so no map can be continued")
+        .advise("begin a map with: tapline disk SOCKET track MAP")
+}

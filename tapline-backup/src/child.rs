@@ -48,8 +48,8 @@ impl Served {
         if !write {
             command.arg("--read-only");
         }
-        // Through the page cache: not all file systems have O_DIRECT, with which the sector size of the storage would also
-        // be that of the disk.
+        // Through the page cache: not all file systems have O_DIRECT, with which the sector size of the storage would
+        // also be that of the disk.
         command.args(["--cache", "writeback"]);
         command.arg("--end-with-input").stdin(Stdio::piped()).stdout(Stdio::null()).stderr(log).process_group(0);
         let mut child = command.spawn().map_err(failed)?;

@@ -323,3 +323,23 @@ impl Cache {
         }
     }
 }
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::test::{extents_of, sample};
+
+    #[test]
+    fn extents_of_any_range_are_its_holes() {
+        // Pages of four chunks: one that is a hole, one that has holes, and a last chunk that is cut off.
+        let (reader, bytes) = sample("ab..........c.dd.e", 100);
+        let len = bytes.len() as u64;
+        for start in (0..len).step_by(1000) {
+            for end in (start + 1..=len).step_by(3333).chain([len]) {
+                let extents = reader.extents(start..end).unwrap();
+                assert_eq!(extents, extents_of(&bytes, start..end), "{start}..{end}");
+            }
+        }
+        assert_eq!(reader.extents(len..len + 9).unwrap(), []);
+    }
+}

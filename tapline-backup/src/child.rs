@@ -48,6 +48,9 @@ impl Served {
         if !write {
             command.arg("--read-only");
         }
+        // Through the page cache: not all file systems have O_DIRECT, with which the sector size of the storage would
+        // also be that of the disk.
+        command.args(["--cache", "writeback"]);
         command.arg("--end-with-input").stdin(Stdio::piped()).stdout(Stdio::null()).stderr(log).process_group(0);
         let mut child = command.spawn().map_err(failed)?;
         let input = child.stdin.take();
@@ -136,7 +139,7 @@ fn program() -> Result<Command, Failure> {
 }
 
 fn reported(tried: &str, said: &str, status: ExitStatus) -> Failure {
-    let lines: Vec<&str> = said.lines().map(|line| line.trim_start_matches("tapline-disk: ")).collect();
+    let lines: Vec<&str> = said.lines().map(without_name).collect();
     let advice = lines.iter().filter_map(|line| line.strip_prefix("  ")).next_back();
     let why = lines.iter().rfind(|line| !line.starts_with("  ") && !line.is_empty());
     let failure = Failure::new(
@@ -150,6 +153,12 @@ fn reported(tried: &str, said: &str, status: ExitStatus) -> Failure {
         Some(advice) => failure.advise(advice),
         None => failure,
     }
+}
+
+/// A line without the name of the program, which stands before ours, too.
+fn without_name(line: &str) -> &str {
+    let names = ["tapline-disk: ", "tapline: "];
+    names.iter().find_map(|name| line.strip_prefix(name)).unwrap_or(line)
 }
 
 /// A path in a URI.

@@ -97,6 +97,32 @@ fn prune(target: &Target, remove: &[Id], now: u64, grace: u64) -> Result<Pruned,
     with_control(|control| target.prune(&Prune { remove: remove.to_vec(), now, grace }, control))
 }
 
+/// A backup of an image whose last chunk has fewer bytes than the others, and its bytes.
+pub(crate) fn sample(letters: &str, cut: usize) -> (Reader, Vec<u8>) {
+    let world = World::new(None);
+    let mut disk = image(letters);
+    disk.0.truncate(disk.0.len() - cut);
+    let record = back_up(&world.target(), DISK, 1, &disk, None).unwrap();
+    (Reader::open(&world.target(), record.id, 1 << 20).unwrap(), disk.0)
+}
+
+/// The extents of a range as its bytes have them, chunk by chunk.
+pub(crate) fn extents_of(bytes: &[u8], range: Range<u64>) -> Vec<Extent> {
+    let mut extents: Vec<Extent> = Vec::new();
+    for (number, chunk) in bytes.chunks(CHUNK).enumerate() {
+        let begin = (number * CHUNK) as u64;
+        let end = (begin + chunk.len() as u64).min(range.end);
+        let len = end.saturating_sub(begin.max(range.start));
+        let is_zero = chunk.iter().all(|byte| *byte == 0);
+        match extents.last_mut() {
+            _ if len == 0 => {}
+            Some(last) if last.is_zero == is_zero => last.len += len,
+            _ => extents.push(Extent { len, is_zero }),
+        }
+    }
+    extents
+}
+
 /// The base of an incremental backup on a record; what differs between the images has changed.
 fn base_on(record: &Record, old: &Image, new: &Image) -> Base {
     let pairs = old.0.chunks(512).zip(new.0.chunks(512)).enumerate().filter(|(_, (old, new))| old != new);

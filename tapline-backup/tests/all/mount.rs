@@ -1,22 +1,23 @@
 //! A backup as an export, read by other people's clients.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::room::{Room, id, uri};
+use crate::room::{Room, Server, id, uri};
 
-fn mounted(room: &Room, words: &[&str]) -> (Child, String) {
+/// The command and the URI that it prints.
+fn mounted(room: &Room, words: &[&str]) -> (Server, String) {
     let mut child = room.command(&[&["mount", "t"], words].concat()).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    (child, line.trim().to_owned())
+    (Server(child), line.trim().to_owned())
 }
 
-fn ended(mut child: Child) {
-    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
-    assert!(child.wait().unwrap().success());
+fn ended(mut server: Server) {
+    kill_process(Pid::from_child(&server.0), Signal::TERM).unwrap();
+    assert!(server.0.wait().unwrap().success());
 }
 
 #[test]

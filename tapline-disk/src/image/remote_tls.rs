@@ -32,7 +32,7 @@ pub fn settings(parameters: &TlsParameters) -> Result<ClientTls, Failure> {
     let credentials = ClientCredentials {
         authority: &authority,
         revoked: revoked.as_deref(),
-        own: own.as_ref().map(|(certificate, key)| (certificate.as_slice(), key.as_slice())),
+        own: own.as_ref().map(|own| (own.certificate.as_slice(), own.key.as_slice())),
     };
     ClientTls::new(&credentials, &parameters.hostname).map_err(|error| {
         let (name, advice) = match error.part {
@@ -51,8 +51,14 @@ pub fn settings(parameters: &TlsParameters) -> Result<ClientTls, Failure> {
     })
 }
 
-/// The client's certificate and its key. One without the other is a mistake.
-fn own(directory: &Path) -> Result<Option<(Vec<u8>, Vec<u8>)>, Failure> {
+/// The client's certificate and its key.
+struct Own {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+}
+
+/// Reads the client's certificate and its key, if there are any. One without the other is a mistake.
+fn own(directory: &Path) -> Result<Option<Own>, Failure> {
     let key = directory.join(KEY);
     let Some(certificate) = optional(&directory.join(CERTIFICATE), ADVICE)? else {
         return match key.exists() {
@@ -61,7 +67,7 @@ fn own(directory: &Path) -> Result<Option<(Vec<u8>, Vec<u8>)>, Failure> {
         };
     };
     reject_public(&key, ADVICE)?;
-    Ok(Some((certificate, needed(&key, ADVICE)?)))
+    Ok(Some(Own { certificate, key: needed(&key, ADVICE)? }))
 }
 
 /// The first of libnbd's directories that exists.

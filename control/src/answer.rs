@@ -381,11 +381,6 @@ pub enum Change {
         /// Number of requests that wait for space.
         waiting: usize,
     },
-    /// An NBD server of its images is away: requests wait for it.
-    Away {
-        /// Number of requests that wait for space.
-        waiting: usize,
-    },
     /// A request was failed because successive processes died while handling it.
     Fatal {
         /// Number of such requests so far.
@@ -394,6 +389,17 @@ pub enum Change {
     /// An event of a newer program.
     #[serde(other)]
     Other,
+}
+
+/// An event of `watch` about NBD servers, which the daemon reads as [`Change::Other`]: its disks have none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "lowercase")]
+pub enum ServerChange {
+    /// An NBD server of the disk's images is away: requests wait for it. [`Change::Resumed`] is the end of that.
+    Away {
+        /// Number of requests that wait for space.
+        waiting: usize,
+    },
 }
 
 /// How long requests were held while the chain was changed.

@@ -37,7 +37,8 @@ pub fn needing_files(command: &ImageCommand) -> Vec<&ImageName> {
         Create(create) => vec![&create.image],
         Check(check) => vec![&check.image],
         Snapshot(snapshot) | Clone(snapshot) => vec![&snapshot.image, &snapshot.to],
-        Merge(merge) => vec![&merge.image],
+        // Those that are written to, or merged into others.
+        Merge(merge) => std::iter::once(&merge.image).chain(merge.parents.names.iter().take(merge.into)).collect(),
         Rebase(rebase) => std::iter::once(&rebase.image).chain(&rebase.onto).collect(),
         Flatten(flatten) => vec![&flatten.image],
         Resize(resize) => vec![&resize.image],

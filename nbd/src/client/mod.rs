@@ -340,7 +340,7 @@ impl Client {
     /// Bytes to send. Those that were sent must be reported.
     pub fn to_send(&mut self) -> &[u8] {
         self.pump();
-        self.secure.to_send(&mut self.out)
+        self.secure.outgoing(&mut self.out)
     }
 
     /// `len` bytes were sent.

@@ -62,7 +62,7 @@ impl Secure {
     }
 
     /// Bytes for the network: those of `out`, encrypted once TLS has begun.
-    pub(super) fn to_send<'a>(&'a mut self, out: &'a mut ToSend) -> &'a [u8] {
+    pub(super) fn outgoing<'a>(&'a mut self, out: &'a mut ToSend) -> &'a [u8] {
         let Some(channel) = &mut self.channel else { return out.unsent() };
         while self.records.unsent().len() < FULL {
             let encrypted = channel.encrypt(out.unsent());
@@ -78,7 +78,7 @@ impl Secure {
         self.records.unsent()
     }
 
-    /// Bytes of [`Secure::to_send`] were sent.
+    /// Bytes of [`Secure::outgoing`] were sent.
     pub(super) fn sent(&mut self, len: usize, out: &mut ToSend) {
         if self.channel.is_some() { self.records.sent(len) } else { out.sent(len) }
     }

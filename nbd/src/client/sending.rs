@@ -26,7 +26,7 @@ impl Scan {
     /// Whether no earlier request keeps this one back.
     fn is_free(&self, piece: &Piece) -> bool {
         let range = (piece.at, piece.at + piece.len);
-        !self.changed.overlaps(range) && !(piece.kind.changes() && self.used.overlaps(range))
+        !(self.changed.overlaps(range) || piece.kind.changes() && self.used.overlaps(range))
     }
 
     fn pass(&mut self, piece: &Piece) {

@@ -139,7 +139,7 @@ pub fn of_client(parameters: &TlsParameters) -> Result<ClientTls, DirectoryError
     let credentials = ClientCredentials {
         authority: &authority,
         revoked: revoked.as_deref(),
-        own: own.as_ref().map(|(certificate, key)| (certificate.as_slice(), key.as_slice())),
+        own: own.as_ref().map(|own| (own.certificate.as_slice(), own.key.as_slice())),
     };
     ClientTls::new(&credentials, &parameters.hostname).map_err(|error| match error.part {
         Part::Name => DirectoryError {
@@ -150,10 +150,16 @@ pub fn of_client(parameters: &TlsParameters) -> Result<ClientTls, DirectoryError
     })
 }
 
-/// The client's certificate and its key. One without the other is a mistake.
-fn own(directory: &Directory<'_>) -> Result<Option<(Vec<u8>, Vec<u8>)>, DirectoryError> {
+/// The client's certificate and its key.
+struct Own {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+}
+
+/// Reads the client's certificate and its key, if there are any. One without the other is a mistake.
+fn own(directory: &Directory<'_>) -> Result<Option<Own>, DirectoryError> {
     match directory.optional(directory.certificate)? {
-        Some(certificate) => Ok(Some((certificate, directory.key()?))),
+        Some(certificate) => Ok(Some(Own { certificate, key: directory.key()? })),
         None if directory.path.join(directory.key).exists() => directory.needed(directory.certificate).map(|_| None),
         None => Ok(None),
     }

@@ -254,6 +254,7 @@ fn what_cannot_be_used_is_refused_with_the_reason() {
         (format!("image map {small} --parent qcow2:disk.qcow2"), "an image at an NBD server has no parent"),
         (format!("image create vhd:child.vhd --parent {small}"), "only qcow2 can record a parent at an NBD server"),
         (format!("image create qcow2:child --parent {small} --parent raw:small.raw"), "at an NBD server has no parent"),
+        (format!("image merge qcow2:disk.qcow2 --parent {small} --from 0 --into 1"), "can only be converted"),
         (format!("image rebase qcow2:disk.qcow2 --onto {small}"), "can only be converted"),
         (format!("serve {small} --vhost-user at --control c --take-over --handed"), "--take-over"),
     ] {

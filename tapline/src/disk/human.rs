@@ -305,6 +305,21 @@ mod test {
     }
 
     #[test]
+    fn a_server_that_is_away_is_shown_below_its_layer() {
+        let text = r#"{"layer":1,"format":"raw","path":"nbd://h/e","size":1048576,"allocated":null,"writable":false,
+            "server":{"away_ms":2500,"error":"refused\u001b[2J","attempts":3,"kept":2}}"#;
+        let mut layer: Layer = serde_json::from_str(text).unwrap();
+        let line = server(&layer).unwrap();
+        assert!(
+            line.contains("AWAY for 2.5 s (3 attempts to connect): refused") && line.contains("2 writes"),
+            "{line}"
+        );
+        assert!(!line.contains('\u{1b}'));
+        layer.server = Some(Server { connected: true, ..Server::default() });
+        assert_eq!(server(&layer).unwrap().trim(), "its server is connected");
+    }
+
+    #[test]
     fn a_disks_responses_cannot_control_a_terminal() {
         let (leaf, parent) = ("vhd:/a\u{1b}[2Jb".to_owned(), Some("vhd:/p".to_owned()));
         let (method, copy, layers) = (Method::Chain, None, Vec::new());

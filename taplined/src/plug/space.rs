@@ -56,8 +56,7 @@ async fn receive(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
             Change::Resumed { .. } => record(daemon, vbd, false).await?,
             Change::Broken { .. } => record_broken(daemon, vbd).await?,
             Change::Fatal { fatal } => log_fatal(vbd, fatal),
-            // The daemon's images are files.
-            Change::Away { .. } | Change::Other => {}
+            Change::Other => {}
         }
     }
     Ok(())

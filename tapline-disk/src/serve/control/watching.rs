@@ -6,7 +6,8 @@
 //! notification.
 
 use control::Reply;
-use control::answer::{Change, Condition};
+use control::answer::{Change, Condition, ServerChange};
+use serde::Serialize;
 
 use super::{Asker, Control};
 
@@ -43,13 +44,13 @@ impl WriteState {
         }
     }
 
-    /// Returns the event of a change to this state.
-    fn event(self, waiting: usize) -> Change {
+    /// Returns the line about a change to this state.
+    fn line(self, waiting: usize, asker: &Asker) -> String {
         match self {
-            WriteState::Working => Change::Resumed { waiting },
-            WriteState::Full => Change::Full { waiting },
-            WriteState::Away => Change::Away { waiting },
-            WriteState::Broken => Change::Broken { waiting },
+            WriteState::Working => event(asker, Change::Resumed { waiting }),
+            WriteState::Full => event(asker, Change::Full { waiting }),
+            WriteState::Away => event(asker, ServerChange::Away { waiting }),
+            WriteState::Broken => event(asker, Change::Broken { waiting }),
         }
     }
 }
@@ -76,7 +77,7 @@ impl Control {
             }
             if watcher.sent != state && client.is_up_to_date() {
                 watcher.sent = state;
-                client.say(&event(&watcher.asker, state.event(condition.waiting)));
+                client.say(&state.line(condition.waiting, &watcher.asker));
             }
             true
         });
@@ -84,7 +85,7 @@ impl Control {
     }
 }
 
-fn event(asker: &Asker, change: Change) -> String {
+fn event(asker: &Asker, change: impl Serialize) -> String {
     Reply::<(), _>::Event(change).line(&asker.id)
 }
 

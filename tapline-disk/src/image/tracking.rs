@@ -50,9 +50,9 @@ pub struct OpenMap {
     pub map: ChangeMap,
 }
 
-fn mark_of(file: &ImageFile, map: &ChangeMap, sessions: &[MapId]) -> io::Result<Mark> {
+fn mark_of(file: &ImageFile, map: MapId, sessions: &[MapId]) -> io::Result<Mark> {
     let sessions = sessions.iter().map(|session| hex(session)).collect();
-    Ok(Mark { map: hex(&map.id()), file: mark::id_of(file)?, sessions })
+    Ok(Mark { map: hex(&map), file: mark::id_of(file)?, sessions })
 }
 
 /// Fails if the changes of an image cannot be recorded, because nothing would show that another program wrote to it.
@@ -88,7 +88,7 @@ pub fn create(
     let mut file = files.create_new(&temporary, THROUGH_CACHE)?;
     let made = write_all(&mut file, &creation.writes).and_then(|()| {
         let map = ChangeMap::open(&mut file).map_err(io::Error::other)?;
-        mark.map_or(Ok(()), |image| mark_of(image, &map, &[map.session()])?.set(image))?;
+        mark.map_or(Ok(()), |image| mark_of(image, map.id(), &[map.session()])?.set(image))?;
         Ok(map)
     });
     let map = made.map_err(|error| {
@@ -110,8 +110,8 @@ fn write_all(file: &mut ImageFile, writes: &[MetaWrite]) -> io::Result<()> {
 }
 
 /// Marks an image as tracked by this map, durably.
-pub fn mark(image: &ImageFile, map: &ChangeMap) -> Result<(), Failure> {
-    let marked = mark_of(image, map, &[map.session()]).and_then(|mark| mark.set(image));
+pub fn mark(image: &ImageFile, map: MapId, session: MapId) -> Result<(), Failure> {
+    let marked = mark_of(image, map, &[session]).and_then(|mark| mark.set(image));
     marked.map_err(|error| {
         explain_mark(Failure::new(format!("mark {} as tracked by a map", image.path().display()), error))
     })
@@ -190,10 +190,10 @@ pub fn take_up(files: &Files, path: &Path, open: &mut OpenMap, len: u64, image: 
     }
     let (old, new) = (open.map.session(), uuid::new().map_err(failed)?);
     // Whenever this is interrupted, the mark has the session of the map.
-    mark_of(image, &open.map, &[old, new]).and_then(|mark| mark.set(image)).map_err(failed)?;
+    mark_of(image, open.map.id(), &[old, new]).and_then(|mark| mark.set(image)).map_err(failed)?;
     let header = open.map.opened(new);
     write_synced::write(&mut open.file, &[vec![header]]).map_err(failed)?;
-    mark_of(image, &open.map, &[new]).and_then(|mark| mark.set(image)).map_err(failed)
+    mark_of(image, open.map.id(), &[new]).and_then(|mark| mark.set(image)).map_err(failed)
 }
 
 /// Closes a map whose pages are durable, in a file of an engine, when nothing will be written to the image any more and

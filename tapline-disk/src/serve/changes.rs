@@ -80,7 +80,10 @@ impl Prepared {
         }
         .map_err(|error| Failure::new(format!("record changed blocks in {}", path.display()), error))?;
         let path = std::path::absolute(&path).unwrap_or(path);
-        Ok(Changes { current: Some(Current { path, file, id, continues, said: MapState::Kept }), sealing: Vec::new() })
+        Ok(Changes {
+            current: Some(Current { path, file: Some(file), id, continues, said: MapState::Kept }),
+            sealing: Vec::new(),
+        })
     }
 }
 
@@ -149,7 +152,8 @@ pub struct Changes {
 #[derive(Debug)]
 struct Current {
     path: PathBuf,
-    file: FileId,
+    /// Its file, while that is open.
+    file: Option<FileId>,
     id: MapId,
     continues: Option<MapId>,
     /// The state that was logged.
@@ -165,10 +169,9 @@ impl Changes {
 
     /// The disk records its changes in this map from now on; the map before, if there was one, is being sealed.
     pub fn began(&mut self, path: &Path, file: FileId, (id, continues): (MapId, Option<MapId>)) {
-        let new = Current { path: path.to_owned(), file, id, continues, said: MapState::Kept };
+        let new = Current { path: path.to_owned(), file: Some(file), id, continues, said: MapState::Kept };
         let old = self.current.replace(new);
-        // A map that was given up has no file any more.
-        self.sealing.extend(old.filter(|old| old.said == MapState::Kept).map(|old| old.file));
+        self.sealing.extend(old.and_then(|old| old.file));
     }
 
     /// Returns the path of the map, if it can be relied on, and its file.
@@ -195,14 +198,14 @@ impl Changes {
             MapState::Invalid => {
                 say(format_args!("changed blocks are no longer recorded: {name} could not be written, and is void"));
                 say(ADVICE);
-                close_file(engine, current.file);
+                current.close(engine);
             }
             MapState::Doubtful => {
                 say(format_args!("changed blocks cannot be recorded: {name} can be neither written nor made invalid"));
                 match take_away(files, &current.path) {
                     Ok(()) => {
                         say(format_args!("{name} was removed, and the disk continues; {ADVICE}"));
-                        abandon(disk, engine, current.file);
+                        return current.abandon(disk, engine);
                     }
                     Err(failure) => say(format_args!(
                         "{}: some writes WAIT until the file is removed: do so, then 'tapline disk SOCKET untrack \
@@ -217,17 +220,21 @@ impl Changes {
 
     /// The client says that it has removed the file of a doubtful map.
     pub fn was_removed(&mut self, disk: &mut Disk<Image>, engine: &mut Engine) {
-        if let Some(current) = self.current.as_ref().filter(|_| disk.map_state() == Some(MapState::Doubtful)) {
-            abandon(disk, engine, current.file);
+        if let Some(current) = self.current.as_mut().filter(|_| disk.map_state() == Some(MapState::Doubtful)) {
+            current.abandon(disk, engine);
         }
     }
 
-    /// The map was made invalid by a request.
-    pub fn ended(&mut self, engine: &mut Engine, why: &str) {
+    /// The map is being made invalid at the request of a client.
+    pub fn ending(&mut self) {
         let Some(current) = &mut self.current else { return };
-        say(format_args!("changed blocks are no longer recorded, because {why}: {} is void", current.path.display()));
-        close_file(engine, current.file);
+        say(format_args!("changed blocks are no longer recorded at a client's request: {}", current.path.display()));
         current.said = MapState::Invalid;
+    }
+
+    /// The map was made invalid.
+    pub fn ended(&mut self, engine: &mut Engine) {
+        self.current.iter_mut().for_each(|current| current.close(engine));
     }
 
     /// Returns the state for a client.
@@ -256,11 +263,18 @@ impl Changes {
     }
 }
 
-/// Continues without a map that no process will find later.
-fn abandon(disk: &mut Disk<Image>, engine: &mut Engine, file: FileId) {
-    match disk.abandon_map(engine) {
-        Ok(()) => close_file(engine, file),
-        Err(error) => say(format_args!("the map of changed blocks is not given up: {error}")),
+impl Current {
+    /// Continues without the map, which no process will find later.
+    fn abandon(&mut self, disk: &mut Disk<Image>, engine: &mut Engine) {
+        match disk.abandon_map(engine) {
+            Ok(()) => self.close(engine),
+            Err(error) => say(format_args!("the map of changed blocks is not given up: {error}")),
+        }
+        self.said = MapState::Invalid;
+    }
+
+    fn close(&mut self, engine: &mut Engine) {
+        self.file.take().into_iter().for_each(|file| close_file(engine, file));
     }
 }
 

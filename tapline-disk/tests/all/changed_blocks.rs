@@ -228,7 +228,8 @@ fn a_map_is_refused_when_the_image_was_written_to_without_it() {
         kill(begin("m2"));
         wait_for_storage(&room, &["a", "m2"]);
         room.done(&format!("image resize {image} 65M"));
-        refused(&room, &format!("{image} --track m2"), "m2");
+        refused(&room, &format!("{image} --track m2"), "it is of a disk of");
+        assert!(getxattr(room.file("a"), MARK, &mut [0; 1024][..]).is_err(), "the job has not removed the mark");
         // By another program, after a clean end.
         assert_eq!(begin("m3").stop().0, Some(0));
         let file = File::options().write(true).open(room.file("a")).unwrap();
@@ -300,6 +301,8 @@ fn a_snapshot_begins_the_next_map_and_the_old_one_is_complete() {
     write(&room, 100 << 20, 4096);
     assert_eq!(disk.stop().0, Some(0));
     let chain = "qcow2:c --parent qcow2:b --parent qcow2:a";
+    let is_marked = |name: &str| getxattr(room.file(name), MARK, &mut [0; 1024][..]).is_ok();
+    assert_eq!(["a", "b", "c"].map(is_marked), [false, false, true]);
     assert_eq!(named(&room, "m1"), [16]);
     assert_eq!(named(&room, "m2"), [320, 480, 1600]);
     assert_eq!(check(&room, "m1 m2", &before, chain), (4, 4));

@@ -11,7 +11,7 @@ use disk::{FileId, Image, RedoLog};
 use uring::{FileOpenError, ImageFile};
 
 use super::work::Work;
-use crate::files::Files;
+use crate::files::{Files, mark};
 use crate::image::chain::open_image;
 use crate::image::redo_log;
 use crate::image::write_synced;
@@ -143,8 +143,10 @@ pub fn reopen_read_only(raised: Vec<Raised>) -> Lowered {
     raised.into_iter().map(|one| (one.id, one.from.reopen_read_only(&one.file))).collect()
 }
 
-/// Reopens the files of all layers read-only.
+/// Reopens the files of all layers read-only. A former leaf loses the mark of its map, which has ended or continues on
+/// the new one; if that fails, it is removed when the file is next opened for writing.
 pub fn lower(layers: Vec<ReopenedLayer>) -> Lowered {
+    layers.iter().for_each(|layer| drop(mark::end(&layer.file)));
     layers.into_iter().map(|layer| (layer.id, layer.from.reopen_read_only(&layer.file))).collect()
 }
 

@@ -92,7 +92,8 @@ enum Phase {
 #[derive(Debug)]
 enum Done {
     New(NewFile),
-    Child(NewFile, Box<Child>, Option<Box<OpenMap>>),
+    Created(NewFile, Option<Box<OpenMap>>),
+    Child(NewFile, Box<Child>),
     Reopened(Lowered),
     Opened(Result<Vec<ReopenedLayer>, (Failure, Lowered)>),
     Forgotten(Result<Vec<Raised>, (Failure, Lowered)>),
@@ -276,9 +277,18 @@ impl Driver {
         self.results.below = of;
         let created = self.background(work, |results, work| {
             let child = NewChild::on(work, of, results.to(), live)?;
-            Ok(move || child.make().map(Done::New))
+            // Only a snapshot is taken of a live layer; other children are not written to by this disk.
+            let map = if live { maps::ForChild::of(results, work)? } else { maps::ForChild::default() };
+            Ok(move || {
+                let mut new = child.make()?;
+                let map = map.make(new.file_mut())?;
+                Ok(Done::Created(new, map.map(Box::new)))
+            })
         });
-        self.keep_for_later(created?)
+        let Some(Done::Created(new, map)) = created? else { return Ok(false) };
+        self.results.new = Some(new);
+        self.results.map.made(map);
+        Ok(true)
     }
 
     /// Executes a step on the new file, which is removed if that fails.
@@ -303,16 +313,10 @@ impl Driver {
     fn open_child(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
         let opened = self.background(work, |results, work| {
             let (new, options) = (results.take_new(), work.options()?);
-            let map = maps::ForChild::of(results, work)?;
-            Ok(move || {
-                let (new, child) = new.open(options)?;
-                let map = map.make(&child.file)?;
-                Ok(Done::Child(new, Box::new(child), map.map(Box::new)))
-            })
+            Ok(move || new.open(options).map(|(new, child)| Done::Child(new, Box::new(child))))
         });
-        let Some(Done::Child(new, child, map)) = opened? else { return Ok(false) };
+        let Some(Done::Child(new, child)) = opened? else { return Ok(false) };
         self.results.new = Some(new);
-        self.results.map.made(map);
         child.fits_on(work.image(self.results.below)?)?;
         self.results.child = Some(child);
         Ok(true)

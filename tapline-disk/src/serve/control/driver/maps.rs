@@ -33,40 +33,40 @@ impl NewMap {
     }
 }
 
-/// What is done about maps for a new leaf, in the background.
+/// What is done about maps for a new leaf, in the background, before that has its name: if a crash leaves the leaf, it
+/// leaves its map.
+#[derive(Default)]
 pub struct ForChild {
-    files: Files,
-    /// The path of a new map, the id of the one that it continues, and the bytes of the disk.
-    new: Option<(PathBuf, MapId, u64)>,
-    /// The map that continues on the new leaf.
-    old: Option<(PathBuf, ImageFile)>,
+    /// A new map: where, its path, the id of the one that it continues, and the bytes of the disk.
+    new: Option<(Files, PathBuf, MapId, u64)>,
+    /// The id and the session of the map that continues on the new leaf.
+    old: Option<(MapId, MapId)>,
 }
 
 impl ForChild {
     /// Prepares a new map if the verb creates one, or the new leaf for the present map.
     pub fn of(results: &StepResults, work: &Work<'_>) -> Result<ForChild, Failure> {
-        let files = work.files.clone();
-        let (Some((path, file)), Some(map)) = (work.changes.kept(work.disk), work.disk.map()) else {
+        let (Some(_), Some(map)) = (work.changes.kept(work.disk), work.disk.map()) else {
             return match &results.map.path {
-                None => Ok(ForChild { files, new: None, old: None }),
+                None => Ok(ForChild::default()),
                 Some(_) => Err(not_tracked()),
             };
         };
+        work.files.record(results.to().path());
         if let Some(new) = &results.map.path {
             let len = work.image(0)?.geometry().len;
-            return Ok(ForChild { files, new: Some((new.clone(), map.id(), len)), old: None });
+            return Ok(ForChild { new: Some((work.files.clone(), new.clone(), map.id(), len)), old: None });
         }
-        let file = work.engine.file(file).cloned().ok_or_else(not_tracked)?;
-        Ok(ForChild { files, new: None, old: Some((path.to_owned(), file)) })
+        Ok(ForChild { new: None, old: Some((map.id(), map.session())) })
     }
 
     /// Creates the new map, and marks the new leaf.
     pub fn make(self, leaf: &ImageFile) -> Result<Option<OpenMap>, Failure> {
-        if let Some((path, continues, len)) = self.new {
-            return tracking::create(&self.files, &path, Some(continues), len, Some(leaf)).map(Some);
+        if let Some((files, path, continues, len)) = self.new {
+            return tracking::create(&files, &path, Some(continues), len, Some(leaf)).map(Some);
         }
-        if let Some((path, mut file)) = self.old {
-            tracking::mark(leaf, &tracking::read(&path, &mut file)?)?;
+        if let Some((map, session)) = self.old {
+            tracking::mark(leaf, map, session)?;
         }
         Ok(None)
     }
@@ -92,6 +92,7 @@ impl Driver {
             if work.disk.tracked().is_none() {
                 return Ok(true);
             }
+            work.changes.ending();
             work.disk.invalidate_map(work.engine)?;
             self.phase = Phase::Mapping;
         }
@@ -104,7 +105,7 @@ impl Driver {
                     .advise("see the kernel log; remove the file of the map, then use untrack --removed"))
             }
             _ => {
-                work.changes.ended(work.engine, "a client has requested what cannot be recorded");
+                work.changes.ended(work.engine);
                 Ok(true)
             }
         }
@@ -131,8 +132,8 @@ impl Driver {
         let marked = self.background(work, |results, work| {
             let image = work.file(0)?.1.clone();
             let Some(open) = &results.map.open else { unreachable!("the map was created") };
-            let map = open.map.clone();
-            Ok(move || tracking::mark(&image, &map).map(|()| Done::Marked))
+            let (map, session) = (open.map.id(), open.map.session());
+            Ok(move || tracking::mark(&image, map, session).map(|()| Done::Marked))
         });
         Ok(marked?.is_some())
     }

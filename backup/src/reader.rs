@@ -326,7 +326,6 @@ impl Cache {
 
 #[cfg(test)]
 mod test {
-    use super::*;
     use crate::test::{extents_of, sample};
 
     #[test]

@@ -78,6 +78,8 @@ impl Room {
 
     pub fn command(&self, words: &[&str]) -> Command {
         let mut command = program();
+        // What a killed command leaves is removed with the room.
+        command.env("TMPDIR", self.directory.path());
         command.args(words).current_dir(self.directory.path()).stdin(Stdio::null());
         command
     }

@@ -165,6 +165,7 @@ fn serve(host: &Host, device: &Device, directory: &Path, nbd: Option<PathBuf>, s
         control: None,
         admission: Admission::new(Limiter::new(control::limits::Limits::default(), 0), false),
         shaping: crate::serve::shaping::Shaping::default(),
+        changes: crate::serve::changes::Changes::default(),
         counters: Counters::default(),
         page: None,
         identity: "{}".into(),

@@ -3,7 +3,7 @@
 //! Maps are read without a lock, also while a process writes them: each sector of a map names all changes up to when it
 //! is read, and one that is read while it is written counts as changed throughout.
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use control::size::readable;
 use control::{ImageName, Kind};
@@ -76,13 +76,13 @@ pub fn run(files: &Files, changes: &Changes) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-fn read(files: &Files, path: &PathBuf) -> Result<ChangeMap, Failure> {
+fn read(files: &Files, path: &Path) -> Result<ChangeMap, Failure> {
     let mut file = files.open(path, LOOK).map_err(Failure::said)?;
     tracking::read(path, &mut file)
 }
 
 /// Fails unless all writes to the image since the map was begun are known to be recorded in it.
-fn check(files: &Files, image: &ImageName, path: &PathBuf, map: &ChangeMap) -> Result<(), Failure> {
+fn check(files: &Files, image: &ImageName, path: &Path, map: &ChangeMap) -> Result<(), Failure> {
     let file = files.open(image.path(), LOOK).map_err(Failure::said)?;
     let tried = || format!("use the map of changed blocks {} for {image}", path.display());
     let failed = |error: std::io::Error| Failure::new(tried(), error);

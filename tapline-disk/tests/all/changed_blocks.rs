@@ -124,7 +124,7 @@ fn named(room: &Room, maps: &str) -> Vec<usize> {
     let listed = room.json(&format!("image changes {maps}"));
     let ranges = listed["ranges"].as_array().unwrap().iter();
     let blocks = |range: &Value| {
-        let [start, length] = ["start", "length"].map(|word| range[word].as_u64().unwrap() as usize);
+        let [start, length] = ["start", "length"].map(|word| usize::try_from(range[word].as_u64().unwrap()).unwrap());
         start / BLOCK..(start + length).div_ceil(BLOCK)
     };
     ranges.flat_map(blocks).collect()

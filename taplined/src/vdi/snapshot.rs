@@ -119,7 +119,8 @@ impl KeptState {
         let directory = below.directory;
         let path = directory.path().join(&to);
         let file = blocking("create a file", move || directory.create_image(&to)).await?;
-        let snapshot = ask::Snapshot { to: names::image_name(self.format, path.clone()), method: Method::Reflink, map: None };
+        let snapshot =
+            ask::Snapshot { to: names::image_name(self.format, path.clone()), method: Method::Reflink, map: None };
         Ok(live::ask(daemon, vbd, snapshot, vec![PassedFile { path, write: true, file }]).await.map(drop)?)
     }
 

@@ -378,10 +378,7 @@ impl Control {
         asker: &Asker,
         work: &mut Work<'_>,
     ) -> Result<Option<Answer>, Failure> {
-        self.must_be_free(&verb)?;
-        if !matches!(verb, LongRunning::Pause(_) | LongRunning::Resume(_)) {
-            work.must_be_local()?;
-        }
+        self.must_be_possible(&verb, work)?;
         let at_hand = handed::opens_files(&verb).then(|| work.files.at_hand(files));
         let steps = match verb {
             LongRunning::Pause(_) | LongRunning::Resume(_) if self.paused == matches!(verb, LongRunning::Pause(_)) => {
@@ -415,18 +412,20 @@ impl Control {
         Ok(None)
     }
 
-    fn must_be_free(&self, verb: &LongRunning) -> Result<(), Failure> {
+    fn must_be_possible(&self, verb: &LongRunning, work: &Work<'_>) -> Result<(), Failure> {
         if self.stopping {
             return Err(Failure::of(Kind::State, "the disk is stopping"));
         }
         if let Some((job, _)) = &self.job {
             return Err(Failure::busy_with(job.verb()).advise("retry when it has ended"));
         }
+        let is_pause = matches!(verb, LongRunning::Pause(_) | LongRunning::Resume(_));
+        if !is_pause {
+            work.must_be_local()?;
+        }
         match &self.merging {
             Some(_) if matches!(verb, LongRunning::Upgrade(_)) => Ok(()),
-            Some(merging)
-                if !matches!(verb, LongRunning::Pause(_) | LongRunning::Resume(_)) || merging.merge.is_switching() =>
-            {
+            Some(merging) if !is_pause || merging.merge.is_switching() => {
                 Err(Failure::busy_with("merge").advise("retry when it has ended, or use merge-cancel"))
             }
             Some(_) => Ok(()),

@@ -124,7 +124,8 @@ pub struct BackupCreate {
     /// The disk: the URI of an NBD export, or FORMAT:PATH
     #[arg(value_name = "SOURCE")]
     pub source: String,
-    /// The name of the disk in lists, the same for each of its backups
+    /// The name of the disk on the target, the same for each of its backups and for no other disk, on no other host:
+    /// rules of retention count by it
     #[arg(long, value_name = "NAME")]
     pub name: String,
     /// Read only what has changed since this backup of the same disk; needs --changed or --bitmap

@@ -69,6 +69,9 @@ impl From<Metadata> for FileNumbers {
 /// Seconds after the last write until a file counts as complete.
 const FRESH: i64 = 10;
 
+/// The extended attribute of an image whose changed blocks a process records.
+const MARK: &str = "user.tapline.changes";
+
 /// The file that is locked while a repository is attached.
 pub const LOCK: &str = ".tapline-sr.lock";
 
@@ -200,7 +203,9 @@ impl Directory {
         })
     }
 
-    /// Opens an image to hand it to a disk process: a regular file, and no link to one.
+    /// Opens an image to hand it to a disk process: a regular file, and no link to one. One that is opened for writing
+    /// loses the mark of a map of changed blocks: no disk process of the daemon continues one, nor can it see the mark
+    /// (decision 0062).
     pub fn open_image(&self, name: &str, write: bool) -> Result<File, Problem> {
         let tried = format!("open {}", self.path().join(name).display());
         check_name(name).map_err(|why| Problem::failed(&tried, why))?;
@@ -212,6 +217,9 @@ impl Directory {
         let metadata = file.metadata().map_err(|error| Problem::failed(&tried, error))?;
         if !metadata.is_file() {
             return Err(Problem::failed(tried, "it is not a regular file"));
+        }
+        if write {
+            end_map(&file).map_err(|errno| open_failed(&tried, errno))?;
         }
         Ok(file)
     }
@@ -449,6 +457,14 @@ fn check_name(name: &str) -> Result<(), &'static str> {
     }
 }
 
+/// Removes the mark of a map of changed blocks, durably, before anything is written without it.
+fn end_map(image: &File) -> Result<(), Errno> {
+    match rustix::fs::fremovexattr(image, MARK) {
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
+        removed => removed.and_then(|()| rustix::fs::fsync(image)),
+    }
+}
+
 #[cfg(test)]
 mod test {
     use std::io::Write;
@@ -473,6 +489,23 @@ mod test {
         }
         assert!(directory.open_image("a", true).is_ok());
         assert!(directory.open_image("link", false).is_err());
+    }
+
+    #[test]
+    fn an_image_that_is_opened_for_writing_loses_the_mark_of_its_map() {
+        let (room, directory) = directory();
+        let file = File::create(room.path().join("a")).unwrap();
+        let is_marked = || rustix::fs::fgetxattr(&file, MARK, &mut [0u8; 8][..]).is_ok();
+        match rustix::fs::fsetxattr(&file, MARK, b"1", rustix::fs::XattrFlags::empty()) {
+            Err(Errno::OPNOTSUPP) => return,
+            set => set.unwrap(),
+        }
+        directory.open_image("a", false).unwrap();
+        assert!(is_marked());
+        for _ in 0..2 {
+            directory.open_image("a", true).unwrap();
+            assert!(!is_marked());
+        }
     }
 
     #[test]

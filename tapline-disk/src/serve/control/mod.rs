@@ -428,11 +428,10 @@ impl Control {
             Some(merging) if !is_pause || merging.merge.is_switching() => {
                 Err(Failure::busy_with("merge").advise("retry when it has ended, or use merge-cancel"))
             }
-            Some(_) => Ok(()),
             None if self.paused && matches!(verb, LongRunning::Merge(_)) => {
                 Err(Failure::of(Kind::State, "the disk is paused").advise("resume it first"))
             }
-            None => Ok(()),
+            _ => Ok(()),
         }
     }
 

@@ -35,11 +35,11 @@ help:
 	@echo 'TAPLINE_NO_INSTALL=1       install nothing, say what is missing'
 	@echo 'TAPLINE_INSTALL_RUSTUP=1   where no package of cargo is new enough, install rustup without asking'
 
-# All in one run of cargo, which compiles each crate once; `make test` finds it compiled.
+# All in one run of cargo, which compiles each crate once; `make test` finds it compiled. The demo makes no backups.
 demo:
 	@tools/prepare demo
 	@echo 'demo: compiling takes about 5 minutes on 2 cores, once; the demo itself 3 minutes, in a guest that QEMU emulates'
-	@$(WITH_CARGO) cargo build --bin demo $(addprefix --bin ,$(NAMES))
+	@$(WITH_CARGO) cargo build --bin demo $(addprefix --bin ,$(filter-out tapline-backup,$(NAMES)))
 	@target/debug/demo --bin-dir target/debug
 
 test: prepare

@@ -84,6 +84,9 @@ pub struct At {
     /// The key file that the target was created with, if it is encrypted
     #[arg(long, value_name = "FILE")]
     pub key_file: Option<PathBuf>,
+    /// Fail unless it is the target with this ID: where its mount is missing there may be another one
+    #[arg(long, value_name = "ID")]
+    pub target_id: Option<String>,
     /// Print JSON; progress is printed as lines of JSON on standard error
     #[arg(long)]
     pub json: bool,
@@ -140,6 +143,9 @@ pub struct BackupCreate {
     /// Get what may have changed from the NBD server, which offers it as qemu:dirty-bitmap:NAME
     #[arg(long, value_name = "NAME", requires = "since")]
     pub bitmap: Option<String>,
+    /// First verify the target, then send again what is damaged there: other backups of the same data are whole again
+    #[arg(long, conflicts_with = "since")]
+    pub repair: bool,
     /// Parents of an image that is given as FORMAT:PATH.
     #[command(flatten)]
     pub parents: BackupParents,

@@ -118,10 +118,9 @@ pub(crate) fn decode_page(bytes: &[u8]) -> Vec<Digest> {
 }
 
 impl Target {
-    /// All published backups, the oldest first.
+    /// All published backups, the first published one first.
     pub fn backups(&self) -> Result<Vec<Record>, Error> {
-        let view = crate::log::View::load(self)?;
-        Ok(in_order(view.state.backups.into_values().collect()))
+        Ok(crate::log::View::load(self)?.state.in_order())
     }
 
     /// What the indices on the target say, without the log: for a target whose log is damaged. Backups that were never

@@ -21,10 +21,10 @@
 //! **A number that is free because its entry was deleted** would break the order: a host that slept could create it
 //! again. Three rules prevent it, all by name, so that a late listing cannot hurt:
 //!
-//! 1. Entries are deleted in ascending order, from the oldest state on.
+//! 1. Entries are deleted in ascending order, by number, from the oldest on that may exist: each state names that one.
 //! 2. An append counts for the host that made it if the marked state that it started from exists after the append: then
 //!    nothing behind that state had been deleted, and the number was never taken before. Otherwise the host reads the
-//!    log again, and appends again if its entry is not there.
+//!    log again, and appends again if its entry is not there. What a host has read counts by the same condition.
 //! 3. A reader starts from a state that is *marked*: an object whose name has the number and the id of the entry. The
 //!    pruner creates it when its append counts, and before it deletes anything. An entry of a host that slept is never
 //!    marked, so no reader starts from one.
@@ -70,10 +70,25 @@ pub struct Record {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct State {
     pub backups: BTreeMap<Id, Record>,
+    /// Numbers of the entries that have published them: their order, whatever the clocks of hosts show.
+    #[serde(default)]
+    pub published: BTreeMap<Id, u64>,
+    /// Each entry before this number is deleted.
+    #[serde(default)]
+    pub oldest: u64,
     /// Objects that no backup refers to, and that may be deleted at any time.
     pub doomed: BTreeSet<Name>,
     /// Objects that no backup refers to yet, and when a prune saw them first: of a running writer, or of a dead one.
     pub orphans: BTreeMap<Name, u64>,
+}
+
+impl State {
+    /// All published backups, the first published one first.
+    pub fn in_order(&self) -> Vec<Record> {
+        let mut records: Vec<Record> = self.backups.values().cloned().collect();
+        records.sort_by_key(|record| (self.published.get(&record.id).copied(), record.time, record.id));
+        records
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -139,7 +154,7 @@ impl View {
             Some(Entry { id: found, change: Change::State(state) }) if found == id => {
                 let mut view = View { state, base, latest: (base, id), last: base };
                 view.extend(target)?;
-                Ok(Some(view))
+                Ok(if view.is_confirmed(target)? { Some(view) } else { None })
             }
             _ => Ok(None),
         }
@@ -155,6 +170,7 @@ impl View {
                     self.latest = (self.last, entry.id);
                 }
                 Change::Publish(record) => {
+                    self.state.published.insert(record.id, self.last);
                     self.state.backups.insert(record.id, record);
                 }
             }
@@ -189,12 +205,23 @@ impl View {
         Ok(if is_in { Appended::Done(entry.id) } else { Appended::Lost(Box::new(now)) })
     }
 
+    /// Whether no entry behind the marked state that this view starts from has been deleted: each number of the view,
+    /// and the next one, was given out once at most.
     fn is_confirmed(&self, target: &Target) -> Result<bool, Error> {
         match target.store.size(&Name::log(target.id(), self.base)) {
             Ok(_) => Ok(true),
             Err(error) if is_missing(&error) => Ok(false),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Deletes what an interrupted prune has left before the marked state that this view starts from. The number before
+    /// which no entry is left then.
+    pub fn clear(&self, target: &Target) -> Result<u64, Error> {
+        for old in self.state.oldest..self.base {
+            target.store.delete(&Name::log(target.id(), old))?;
+        }
+        Ok(self.base)
     }
 
     /// Marks a state that was appended to this view, and deletes the entries before it.
@@ -207,7 +234,7 @@ impl View {
         for (name, _) in target.store.list(prefix::LOG)? {
             let of = name.log_number(target.id()).or(name.log_marked(target.id()).map(|(of, _)| of));
             // Marks; entries of hosts that slept; and those of creations of targets that have lost against this one.
-            if of.is_none_or(|of| of < number) {
+            if name.is_of_log() && of.is_none_or(|of| of < number) {
                 target.store.delete(&name)?;
             }
         }

@@ -80,6 +80,17 @@ impl Name {
         Some((Name(entry.to_owned()).log_number(target)?, Id::parse(id)?))
     }
 
+    /// Whether it can be of a log, of any target.
+    pub fn is_of_log(&self) -> bool {
+        let target = self.0.strip_prefix(prefix::LOG).and_then(|rest| Id::parse(rest.split_once('/')?.0));
+        target.is_some_and(|target| self.log_number(target).is_some() || self.log_marked(target).is_some())
+    }
+
+    /// Whether it can be of a temporary file of ours.
+    pub fn is_temporary(&self) -> bool {
+        self.0.strip_prefix(prefix::TEMPORARY).and_then(Id::parse).is_some()
+    }
+
     /// The id of an index.
     pub(crate) fn backup_id(&self) -> Option<Id> {
         Id::parse(self.0.strip_prefix(prefix::BACKUPS)?)

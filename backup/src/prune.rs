@@ -1,6 +1,7 @@
 //! Pruning: backups are removed, and what no backup refers to any more is given up and deleted.
 //!
-//! 1. Delete what an earlier prune has doomed and not deleted; what is gone leaves the list.
+//! 1. Delete what an earlier prune has doomed and not deleted, and the log entries that it has left; what is gone
+//!    leaves the list.
 //! 2. Read the log, the tables of packs, and the pages of all backups that stay.
 //! 3. Copy the chunks that are needed from packs that are mostly unneeded into new ones. A crash leaves orphans.
 //! 4. Append the new state: without the removed backups, with doomed objects and orphans. If others appended first,
@@ -12,12 +13,13 @@
 //! second sending of those chunks, and nothing else (`log.rs`).
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fmt;
 
 use crate::chunks::{Chunks, Frame, Packer, Place};
 use crate::error::Error;
 use crate::id::{Digest, Id};
 use crate::index::Index;
-use crate::log::{Appended, Change, State, View};
+use crate::log::{Appended, Change, Record, State, View};
 use crate::name::{Name, prefix};
 use crate::planted::Bug;
 use crate::store::is_missing;
@@ -28,21 +30,27 @@ use crate::writer::Control;
 const ATTEMPTS: u32 = 16;
 
 /// A request to prune.
-#[derive(Clone, Debug)]
-pub struct Prune {
-    /// Backups to remove. One that does not exist is no error: an interrupted prune is repeated as it was.
-    pub remove: Vec<Id>,
+pub struct Prune<'a> {
+    /// Chooses the backups to remove among all, the first published one first. It may be called several times, and
+    /// decides by what other hosts have published and removed meanwhile.
+    pub remove: &'a dyn Fn(&[Record]) -> Vec<Id>,
     /// Seconds since 1970.
     pub now: u64,
     /// For how many seconds to spare objects of backups that may be running: longer than a backup takes, such as a day.
     pub grace: u64,
 }
 
+impl fmt::Debug for Prune<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Prune").field("now", &self.now).field("grace", &self.grace).finish_non_exhaustive()
+    }
+}
+
 /// Result of a prune.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pruned {
     /// Backups that were removed.
-    pub backups: u64,
+    pub backups: Vec<Record>,
     /// Objects that were deleted.
     pub deleted: u64,
     /// Bytes that were sent to keep the needed chunks of packs that were deleted.
@@ -60,14 +68,14 @@ struct Referred {
 /// The new state, and what it costs.
 struct Decision {
     state: State,
-    removed: u64,
+    removed: Vec<Record>,
     moved: u64,
 }
 
 impl Target {
     /// Removes backups and what is not needed any more. The backups are removed when the new state is in the log; what
     /// is deleted behind it may be left to the next prune, as after a crash.
-    pub fn prune(&self, prune: &Prune, control: &mut Control<'_>) -> Result<Pruned, Error> {
+    pub fn prune(&self, prune: &Prune<'_>, control: &mut Control<'_>) -> Result<Pruned, Error> {
         let mut view = View::load(self)?;
         let mut moved = 0;
         for _ in 0..ATTEMPTS {
@@ -133,11 +141,14 @@ impl Target {
         Ok(there)
     }
 
-    fn decide(&self, prune: &Prune, view: &View, control: &mut Control<'_>) -> Result<Decision, Error> {
+    fn decide(&self, prune: &Prune<'_>, view: &View, control: &mut Control<'_>) -> Result<Decision, Error> {
         let mut state = view.state.clone();
+        state.oldest = view.clear(self)?;
         state.doomed = self.still_there(view)?;
         let chunks = Chunks::load(self, |name| view.state.doomed.contains(name))?;
-        let removed: Vec<Id> = prune.remove.iter().copied().filter(|id| state.backups.remove(id).is_some()).collect();
+        let chosen = (prune.remove)(&state.in_order());
+        let removed: Vec<Record> = chosen.iter().filter_map(|id| state.backups.remove(id)).collect();
+        state.published.retain(|id, _| state.backups.contains_key(id));
         let referred = self.referred(&state, &removed, &chunks, control)?;
         let orphans = std::mem::take(&mut state.orphans);
         let mut spare = |state: &mut State, name: Name| {
@@ -150,7 +161,7 @@ impl Target {
         };
         let moved = self.judge_packs(&chunks, &referred, &mut state, &mut spare, control)?;
         let kept: HashSet<Name> = state.backups.keys().map(|id| Name::backup(*id)).collect();
-        let gone: HashSet<Name> = removed.iter().map(|id| Name::backup(*id)).collect();
+        let gone: HashSet<Name> = removed.iter().map(|record| Name::backup(record.id)).collect();
         for (name, _) in self.store.list(prefix::BACKUPS)? {
             if gone.contains(&name) {
                 state.doomed.insert(name);
@@ -159,10 +170,9 @@ impl Target {
             }
         }
         // The files of writers that died: one that lives writes another, so nothing has to be agreed upon.
-        for (name, _) in self.store.list(prefix::TEMPORARY)? {
+        for (name, _) in self.store.list(prefix::TEMPORARY)?.into_iter().filter(|(name, _)| name.is_temporary()) {
             spare(&mut state, name);
         }
-        let removed = u64::try_from(removed.len()).unwrap_or(u64::MAX);
         Ok(Decision { state, removed, moved })
     }
 
@@ -272,7 +282,7 @@ impl Target {
     fn referred(
         &self,
         state: &State,
-        removed: &[Id],
+        removed: &[Record],
         chunks: &Chunks,
         control: &mut Control<'_>,
     ) -> Result<Referred, Error> {
@@ -285,10 +295,10 @@ impl Target {
             };
             self.refer(&index, chunks, &mut referred.live, true)?;
         }
-        for id in removed {
+        for record in removed {
             control.check()?;
             // What a damaged index referred to becomes orphans.
-            match Index::read(self, *id) {
+            match Index::read(self, record.id) {
                 Ok(index) => self.refer(&index, chunks, &mut referred.released, false)?,
                 Err(Error::Store(error)) => return Err(error.into()),
                 Err(_) => {}

@@ -1,8 +1,8 @@
 //! Verification: every byte of every pack and index is read and proven, and damage is named by the backups that it
 //! costs.
 //!
-//! Nothing is written. May run during backups and prunes: what appears meanwhile is not looked at, and what disappears
-//! with a prune is no damage.
+//! Nothing is written. May run during backups and prunes: what appears meanwhile is read too, because a prune may have
+//! moved chunks there, and what disappears with a prune is no damage.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -57,8 +57,14 @@ impl Target {
     pub fn verify(&self, threads: usize, control: &mut Control<'_>) -> Result<Verified, Error> {
         let view = View::load(self)?;
         let mut verified = Verified::default();
-        let sound = self.verify_packs(threads.max(1), control, &mut verified)?;
-        let chunks = Chunks::load(self, |_| false)?;
+        let (mut read, mut sound) = (HashSet::new(), HashSet::new());
+        let chunks = loop {
+            self.verify_packs(threads.max(1), control, &mut verified, (&mut read, &mut sound))?;
+            let chunks = Chunks::load(self, |_| false)?;
+            if chunks.packs.iter().all(|name| read.contains(name)) {
+                break chunks;
+            }
+        };
         let mut pages = HashMap::new();
         for record in view.state.backups.values() {
             control.check()?;
@@ -97,15 +103,18 @@ impl Target {
         Ok(())
     }
 
+    /// Verifies the packs that were not read yet; adds them to `read`, and the digests of what is sound to `sound`.
     fn verify_packs(
         &self,
         threads: usize,
         control: &mut Control<'_>,
         verified: &mut Verified,
-    ) -> Result<HashSet<Digest>, Error> {
-        let mut sound = HashSet::new();
+        (read, sound): (&mut HashSet<Name>, &mut HashSet<Digest>),
+    ) -> Result<(), Error> {
         let mut progress = Statistics::default();
-        for batch in self.store.list(prefix::PACKS)?.chunks(threads) {
+        let mut packs = self.store.list(prefix::PACKS)?;
+        packs.retain(|(name, _)| read.insert(name.clone()));
+        for batch in packs.chunks(threads) {
             control.check()?;
             let results: Vec<Result<Option<Proven>, Error>> = match batch {
                 [(name, _)] => vec![self.verify_pack(name)],
@@ -129,7 +138,7 @@ impl Target {
             progress.read = verified.bytes;
             (control.progress)(&progress);
         }
-        Ok(sound)
+        Ok(())
     }
 
     /// `None` if a prune has deleted the pack.

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use arguments::backup::BackupCreate;
-use backup::{Base, Digest, Id, Job, Record, Source, Statistics, Target};
+use backup::{Base, Digest, Id, Job, Name, Record, Source, Statistics, Target};
 use nbd::uri::Uri;
 use serde_json::json;
 
@@ -16,7 +16,7 @@ use crate::output::{bytes, now, print, print_json};
 use crate::place::Place;
 use crate::progress::Progress;
 use crate::remote::{self, ExportSource, PATIENCE};
-use crate::target::{self, find};
+use crate::target::{self, Opened, find};
 
 /// Names longer than this are not shown well.
 const NAME_MAX: usize = 255;
@@ -25,15 +25,15 @@ const NAME_MAX: usize = 255;
 pub fn run(create: &BackupCreate) -> Result<Exit, Failure> {
     check(create)?;
     // The target first: it is opened in a moment, and the disk perhaps not.
-    let target = target::open(&create.at)?.target;
-    let base = create.since.as_deref().map(|word| base(&target, word, create)).transpose()?;
+    let opened = target::open(&create.at)?;
+    let base = create.since.as_deref().map(|word| base(&opened.target, word, create)).transpose()?;
     let time = now();
     let (record, cost) = match Place::parse(&create.source)? {
-        Place::Export(uri) => back_up(create, &target, base, time, &uri, PATIENCE)?,
+        Place::Export(uri) => back_up(create, &opened, base, time, &uri, PATIENCE)?,
         Place::Image(image) => {
             let served = Served::start(&image, &create.parents.names, false)?;
             // A child that has ended does not come back.
-            let made = back_up(create, &target, base, time, &served.uri()?, Duration::ZERO)?;
+            let made = back_up(create, &opened, base, time, &served.uri()?, Duration::ZERO)?;
             served.end()?;
             made
         }
@@ -77,7 +77,7 @@ fn base(target: &Target, word: &str, create: &BackupCreate) -> Result<Record, Fa
 
 fn back_up(
     create: &BackupCreate,
-    target: &Target,
+    opened: &Opened,
     base: Option<Record>,
     time: u64,
     uri: &Uri,
@@ -85,6 +85,7 @@ fn back_up(
 ) -> Result<(Record, Statistics), Failure> {
     let source = ExportSource::new(remote::open(uri, false, patience)?);
     let base = base.map(|record| based(create, &record, source.len(), uri)).transpose()?;
+    let avoided = if create.repair { damaged(create, opened)? } else { HashSet::new() };
     let job = Job {
         disk: Id::of_name(&create.name),
         label: &create.name,
@@ -92,12 +93,19 @@ fn back_up(
         source: &source,
         base,
         threads: target::threads(create.threads),
-        avoided: HashSet::new(),
+        avoided,
     };
     let progress = Progress::new("backing up", source.len(), create.at.json);
-    let record = progress.during(|control| target.back_up(&job, control))?;
-    let cost = target.statistics(record.id)?;
+    let record = progress.during(|control| opened.target.back_up(&job, control))?;
+    let cost = opened.target.statistics(record.id)?;
     Ok((record, cost))
+}
+
+/// The packs that have damage: what is in them does not count as being on the target.
+fn damaged(create: &BackupCreate, opened: &Opened) -> Result<HashSet<Name>, Failure> {
+    let progress = Progress::new("verifying", opened.packed()?, create.at.json);
+    let verified = progress.during(|control| opened.target.verify(target::threads(create.threads), control))?;
+    Ok(verified.damaged.into_iter().map(|(name, _)| name).collect())
 }
 
 fn based(create: &BackupCreate, record: &Record, len: u64, uri: &Uri) -> Result<Base, Failure> {

@@ -18,7 +18,8 @@ pub fn remove(remove: &BackupRemove) -> Result<Exit, Failure> {
     let target = target::open(&remove.at)?.target;
     let backups = target.backups()?;
     let found: Result<Vec<Record>, Failure> = remove.ids.iter().map(|word| find(&backups, word)).collect();
-    carry_out(&target, &found?, remove.grace, remove.at.json)
+    let ids: Vec<Id> = found?.iter().map(|record| record.id).collect();
+    carry_out(&target, &|_| ids.clone(), remove.grace, remove.at.json)
 }
 
 /// Removes what is superfluous by the rule.
@@ -30,50 +31,55 @@ pub fn prune(prune: &BackupPrune) -> Result<Exit, Failure> {
             .advise("retain one with --keep-last 1, or remove backups by their ids with 'tapline backup remove'"));
     }
     let target = target::open(&prune.at)?.target;
-    let mut backups = target.backups()?;
-    if let Some(name) = &prune.name {
-        backups.retain(|record| &record.label == name);
-        if given.is_empty() {
-            return Err(Failure::new(Exit::Usage, "--name needs a rule").advise("give one, such as --keep-daily 7"));
-        }
+    if prune.name.is_some() && given.is_empty() {
+        return Err(Failure::new(Exit::Usage, "--name needs a rule").advise("give one, such as --keep-daily 7"));
     }
     let now = now();
-    let mut disks: BTreeMap<Id, Vec<&Record>> = BTreeMap::new();
-    backups.iter().for_each(|record| disks.entry(record.disk).or_default().push(record));
-    let superfluous: Vec<Record> = match given.is_empty() {
-        true => Vec::new(),
-        false => disks.values().flat_map(|taken| superfluous(&prune.keep, taken, now)).cloned().collect(),
+    // By what is published when the backups are removed: another host may remove some meanwhile.
+    let choose = |backups: &[Record]| -> Vec<Id> {
+        let mut disks: BTreeMap<Id, Vec<&Record>> = BTreeMap::new();
+        let named = backups.iter().filter(|record| prune.name.as_ref().is_none_or(|name| &record.label == name));
+        named.for_each(|record| disks.entry(record.disk).or_default().push(record));
+        match given.is_empty() {
+            true => Vec::new(),
+            false => disks.values().flat_map(|taken| superfluous(&prune.keep, taken, now)).collect(),
+        }
     };
     if prune.dry_run {
+        let backups = target.backups()?;
+        let chosen = choose(&backups);
+        let superfluous: Vec<Record> = backups.into_iter().filter(|record| chosen.contains(&record.id)).collect();
         match prune.at.json {
             true => print_json(&json!({ "would-remove": superfluous.iter().map(fields).collect::<Vec<_>>() }))?,
             false => print(&table(&superfluous))?,
         }
         return Ok(Exit::Done);
     }
-    carry_out(&target, &superfluous, prune.grace, prune.at.json)
+    carry_out(&target, &choose, prune.grace, prune.at.json)
 }
 
-fn carry_out(target: &Target, removed: &[Record], grace: Grace, is_json: bool) -> Result<Exit, Failure> {
-    let prune = Prune {
-        remove: removed.iter().map(|record| record.id).collect(),
-        now: now(),
-        grace: u64::from(grace.grace) * 3600,
-    };
+fn carry_out(
+    target: &Target,
+    remove: &dyn Fn(&[Record]) -> Vec<Id>,
+    grace: Grace,
+    is_json: bool,
+) -> Result<Exit, Failure> {
+    let prune = Prune { remove, now: now(), grace: u64::from(grace.grace) * 3600 };
     let mut control = Control { cancel: stop::cancelled(), progress: &mut |_| {} };
     let pruned = target.prune(&prune, &mut control)?;
     let Pruned { backups, deleted, moved, orphans } = pruned;
     match is_json {
         true => print_json(&json!({
-            "removed": removed.iter().map(fields).collect::<Vec<_>>(),
+            "removed": backups.iter().map(fields).collect::<Vec<_>>(),
             "deleted": deleted,
             "moved": moved,
             "spared": orphans,
         }))?,
         false => print(&format!(
-            "{}{backups} backups removed, {deleted} objects deleted, {} moved; {orphans} objects that no backup refers to \
+            "{}{} backups removed, {deleted} objects deleted, {} moved; {orphans} objects that no backup refers to \
              are spared until their grace period ends\n",
-            table(removed),
+            table(&backups),
+            backups.len(),
             bytes(moved),
         ))?,
     }

@@ -1,8 +1,9 @@
 //! Which backups of a disk are superfluous by a rule: a pure function of the existing backups and the time.
 //!
 //! The rule is that of schedules of snapshots (docs/decisions/0042-retention.md), with the last N in addition.
-//! Invariants: the passage of time alone makes nothing superfluous, only a newer backup does; a backup from the future,
-//! made while the clock was ahead, is neither counted nor superfluous.
+//! Newer means published later, whatever the clocks of hosts show. Invariants: the passage of time alone makes nothing
+//! superfluous, only a newer backup does, so the newest one never is; a backup from the future, made while the clock
+//! was ahead, is neither counted nor superfluous.
 
 use std::collections::BTreeSet;
 
@@ -40,12 +41,11 @@ impl Period {
     }
 }
 
-/// The superfluous ones of the backups of one disk, the oldest first.
-pub fn superfluous<'a>(keep: &Keep, taken: &[&'a Record], now: u64) -> Vec<&'a Record> {
-    let mut counted: Vec<&Record> = taken.iter().copied().filter(|record| record.time <= now).collect();
-    counted.sort_by_key(|record| (record.time, record.id));
+/// The superfluous ones of the backups of one disk, which are in the order in which they were published.
+pub fn superfluous(keep: &Keep, taken: &[&Record], now: u64) -> Vec<Id> {
+    let counted: Vec<&Record> = taken.iter().copied().filter(|record| record.time <= now).collect();
     let number = |kept: Option<u16>| usize::from(kept.unwrap_or(0));
-    let last = counted.iter().rev().take(number(keep.last)).map(|record| record.id);
+    let last = counted.iter().rev().take(number(keep.last).max(1)).map(|record| record.id);
     let mut kept: BTreeSet<Id> = last.collect();
     let periods = [
         (Period::Hour, keep.hourly),
@@ -62,7 +62,7 @@ pub fn superfluous<'a>(keep: &Keep, taken: &[&'a Record], now: u64) -> Vec<&'a R
             }
         }
     }
-    counted.into_iter().filter(|record| !kept.contains(&record.id)).collect()
+    counted.into_iter().map(|record| record.id).filter(|id| !kept.contains(id)).collect()
 }
 
 #[cfg(test)]
@@ -79,7 +79,17 @@ mod test {
     fn superfluous_times(keep: Keep, times: &[u64], now: u64) -> Vec<u64> {
         let records: Vec<Record> = times.iter().map(|time| record(*time)).collect();
         let taken: Vec<&Record> = records.iter().collect();
-        superfluous(&keep, &taken, now).into_iter().map(|record| record.time).collect()
+        let chosen = superfluous(&keep, &taken, now);
+        records.iter().filter(|record| chosen.contains(&record.id)).map(|record| record.time).collect()
+    }
+
+    #[test]
+    fn a_backup_that_was_made_while_the_clock_was_behind_is_the_newest() {
+        let last = Keep { last: Some(1), ..Keep::default() };
+        assert_eq!(superfluous_times(last, &[50, 20], 100), [50]);
+        let weekly = Keep { weekly: Some(2), ..Keep::default() };
+        let week = 7 * 86_400;
+        assert_eq!(superfluous_times(weekly, &[8 * week, 9 * week, week], 10 * week), [8 * week]);
     }
 
     #[test]

@@ -13,8 +13,11 @@ use serde_json::json;
 use crate::failure::{Exit, Failure};
 use crate::output::{bytes, print, print_json};
 
-/// What an interrupted creation leaves in a directory, and what a new file system has.
-const MAY_BE_THERE: [&str; 3] = ["log", "tmp", "lost+found"];
+/// What an interrupted creation leaves in a directory.
+const MAY_BE_LEFT: [&str; 2] = ["log", "tmp"];
+
+/// What a new file system has.
+const OF_FILE_SYSTEM: &str = "lost+found";
 
 /// The least number of digits of an id that stand for it.
 const DIGITS_MIN: usize = 8;
@@ -35,7 +38,20 @@ pub fn open(at: &At) -> Result<Opened, Failure> {
     let store = store(&at.target)?;
     let key = at.key_file.as_deref().map(read_key).transpose()?;
     let target = Target::open(Arc::clone(&store), key.as_ref())?;
-    Ok(Opened { target, store })
+    match &at.target_id {
+        Some(wanted) if *wanted != target.id().to_string() => {
+            let what = format!("{} is another target: {}, not {wanted}", at.target.display(), target.id());
+            Err(Failure::new(Exit::Usage, what).advise("check that its storage is mounted"))
+        }
+        _ => Ok(Opened { target, store }),
+    }
+}
+
+impl Opened {
+    /// Bytes of all packs, which have the chunks.
+    pub fn packed(&self) -> Result<u64, Failure> {
+        Ok(self.store.list(prefix::PACKS)?.iter().map(|(_, size)| size).sum())
+    }
 }
 
 fn store(path: &Path) -> Result<Arc<dyn ObjectStore>, Failure> {
@@ -54,7 +70,7 @@ fn read_key(path: &Path) -> Result<Key, Failure> {
 pub fn create(create: &TargetCreate) -> Result<Exit, Failure> {
     let path = &create.at.target;
     let store = store(path)?;
-    check_empty(path)?;
+    check_empty(path, &*store)?;
     let chunk = u32::try_from(create.chunk_size.0).unwrap_or(u32::MAX);
     let layout = Layout { chunk, level: i32::from(create.compression), ..Layout::default() };
     let key = match (&create.at.key_file, &create.new_key) {
@@ -82,20 +98,39 @@ pub fn create(create: &TargetCreate) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// Refuses a directory with other files: they would be taken for ours, or ours for theirs.
-fn check_empty(path: &Path) -> Result<(), Failure> {
+/// Refuses a directory with other files: they would be taken for ours, or ours for theirs. An interrupted creation has
+/// left log entries and temporary files.
+fn check_empty(path: &Path, store: &dyn ObjectStore) -> Result<(), Failure> {
     let failed = |error| Failure::cannot(format_args!("list {}", path.display()), error);
     for entry in fs::read_dir(path).map_err(failed)? {
         let name = entry.map_err(failed)?.file_name();
         if name == "format" {
             return Err(backup::Error::TargetExists.into());
         }
-        if !MAY_BE_THERE.iter().any(|own| name == *own) {
+        let is_left = MAY_BE_LEFT.iter().any(|own| name == *own && is_left_over(&path.join(own), own, store));
+        if !is_left && name != OF_FILE_SYSTEM {
             let what = format!("{} is not empty: it has {}", path.display(), printable(&name.to_string_lossy()));
             return Err(Failure::new(Exit::Conflict, what).advise("use an empty directory"));
         }
     }
     Ok(())
+}
+
+/// Whether all files in a directory are of an interrupted creation.
+fn is_left_over(path: &Path, name: &str, store: &dyn ObjectStore) -> bool {
+    let Ok(listed) = store.list(&format!("{name}/")) else { return false };
+    let known = listed.iter().filter(|(name, _)| name.is_of_log() || name.is_temporary()).count();
+    files_below(path).is_ok_and(|all| all == known)
+}
+
+/// The number of all that is no directory, below one.
+fn files_below(path: &Path) -> std::io::Result<usize> {
+    let mut files = 0;
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        files += if entry.file_type()?.is_dir() { files_below(&entry.path())? } else { 1 };
+    }
+    Ok(files)
 }
 
 /// `backup target show`.

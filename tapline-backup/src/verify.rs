@@ -1,7 +1,7 @@
 //! `backup verify`: what is damaged on a target, and which backups that costs.
 
 use arguments::backup::BackupVerify;
-use backup::{BackupDamage, Verified, prefix};
+use backup::{BackupDamage, Verified};
 use control::printable;
 use serde_json::json;
 
@@ -9,18 +9,17 @@ use crate::failure::{Exit, Failure};
 use crate::list::fields;
 use crate::output::{bytes, print, print_json, time};
 use crate::progress::Progress;
-use crate::target::{self, Opened};
+use crate::target;
 
 /// Ranges of a backup that are listed for people.
 const SHOWN: usize = 8;
 
 /// Runs the command.
 pub fn run(verify: &BackupVerify) -> Result<Exit, Failure> {
-    let Opened { target, store } = target::open(&verify.at)?;
-    let total = store.list(prefix::PACKS)?.iter().map(|(_, size)| size).sum();
-    let progress = Progress::new("verifying", total, verify.at.json);
+    let opened = target::open(&verify.at)?;
+    let progress = Progress::new("verifying", opened.packed()?, verify.at.json);
     let threads = target::threads(verify.threads);
-    let verified = progress.during(|control| target.verify(threads, control))?;
+    let verified = progress.during(|control| opened.target.verify(threads, control))?;
     if verify.at.json {
         print_json(&json!({
             "backups": verified.backups,
@@ -65,10 +64,12 @@ fn report(verified: &Verified) -> String {
     let (backups, packs, read) = (verified.backups, verified.packs, bytes(verified.bytes));
     text.push_str(&match (verified.is_clean(), verified.lost.len()) {
         (true, _) => format!("clean: {backups} backups, {read} in {packs} packs\n"),
-        (false, 0) => format!("damaged, but each of {backups} backups can be restored; make a backup, then prune\n"),
+        (false, 0) => {
+            format!("damaged, but each of {backups} backups can be restored; prune removes what is not needed\n")
+        }
         (false, lost) => format!(
-            "{lost} of {backups} backups cannot be restored in full; back up their disks now: that restores shared data \
-             to the others\n"
+            "{lost} of {backups} backups cannot be restored in full; back up their disks now with --repair: what the \
+             disks still have of the lost data comes back in all backups\n"
         ),
     });
     text

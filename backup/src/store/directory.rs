@@ -1,9 +1,10 @@
 //! A store in a directory: local, or a mount of NFS or SMB.
 //!
-//! An object is written under a temporary name in `tmp/`, synced, and given its name by a rename that does not replace;
-//! where the file system has none (NFS), by a hard link. Then the directory is synced. Knows nothing of what objects
-//! contain. A directory or an object that another process has created is seen before it is durable, so neither is taken
-//! for durable because it exists.
+//! An object is written under a temporary name in `tmp/`, synced, and given its name by a hard link, which no file
+//! system and no server lets replace anything; where there are none, by a rename that does not replace. Not over SMB:
+//! its client looks whether the name is free, and the server then replaces. Then the directory is synced. Knows nothing
+//! of what objects contain. A directory or an object that another process has created is seen before it is durable, so
+//! neither is taken for durable because it exists.
 //!
 //! Invariants: the root is held open, so a mount that goes away is an error and never another directory. A temporary
 //! name is random and used once. A temporary file that someone removes costs its writer a second attempt and nothing
@@ -135,9 +136,8 @@ impl Directory {
     /// Gives a temporary file its name, without replacing.
     fn give_name(&self, temporary: &Name, name: &Name) -> Result<Named, StoreError> {
         let (from, to) = (temporary.as_str(), name.as_str());
-        let renamed = retried(|| fs::renameat_with(&self.root, from, &self.root, to, RenameFlags::NOREPLACE));
-        let named = match renamed {
-            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => self.link(from, to),
+        let named = match self.link(from, to) {
+            Err(Errno::OPNOTSUPP) if !self.is_smb()? => self.rename(from, to),
             other => other,
         };
         match named {
@@ -159,6 +159,20 @@ impl Directory {
         match retried(|| fs::unlinkat(&self.root, from, AtFlags::empty())) {
             Ok(()) | Err(_) => Ok(()),
         }
+    }
+
+    fn rename(&self, from: &str, to: &str) -> Result<(), Errno> {
+        match retried(|| fs::renameat_with(&self.root, from, &self.root, to, RenameFlags::NOREPLACE)) {
+            Err(Errno::INVAL | Errno::NOSYS) => Err(Errno::OPNOTSUPP),
+            renamed => renamed,
+        }
+    }
+
+    /// Whether the directory is on a mount of SMB.
+    fn is_smb(&self) -> Result<bool, StoreError> {
+        let kind = retried(|| fs::fstatfs(&self.root)).map_err(|errno| failure("examine", ".", errno))?.f_type;
+        // SMB_SUPER_MAGIC, CIFS_SUPER_MAGIC, SMB2_SUPER_MAGIC (linux/magic.h).
+        Ok([0x517b, 0xff53_4d42_i64, 0xfe53_4d42].contains(&(kind & 0xffff_ffff)))
     }
 
     fn is_ours(&self, name: &Name, bytes: &[u8]) -> Result<bool, StoreError> {

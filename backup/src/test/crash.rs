@@ -3,6 +3,7 @@
 //! Exhaustive: each call, each moment within it. Invariants checked: those of the module above.
 
 use super::*;
+use crate::log::{Appended, Change, View};
 use crate::store::StoreErrorKind;
 use crate::{Fault, Moment};
 
@@ -112,6 +113,32 @@ fn a_found_pack_that_is_taken_for_durable_is_found() {
     assert!(found.is_err(), "the planted bug was not found");
 }
 
+/// A host that sleeps between its look at the log and its append, while two others prune and are killed at any call.
+#[test]
+fn what_a_host_appends_after_two_killed_prunes_counts_or_is_refused() {
+    let (world, records) = furnished(None);
+    let mut counted = 0;
+    for first in 0..30 {
+        for second in 0..30 {
+            seed::set(6);
+            let world = world.copy();
+            let target = world.target();
+            let view = View::load(&target).unwrap();
+            for (call, now) in [(first, 200), (second, 201)] {
+                let memory = world.memory.host().fault_at(call, Fault::Crash(Moment::Before));
+                drop(world.on(memory).and_then(|target| prune(&target, &[], now, 0)));
+            }
+            let record = Record { id: Id::random(), ..records[0].clone() };
+            if let Appended::Done(_) = view.append(&target, Change::Publish(record.clone())).unwrap() {
+                counted += 1;
+                let now = View::load(&target).unwrap().state.backups;
+                assert!(now.contains_key(&record.id), "killed at {first} and {second}");
+            }
+        }
+    }
+    assert!(counted > 0);
+}
+
 #[test]
 fn a_killed_backup_is_resumed_without_sending_again() {
     seed::set(3);
@@ -121,7 +148,7 @@ fn a_killed_backup_is_resumed_without_sending_again() {
     let alone = World::new(None);
     let whole = alone.back_up(&alone.target(), 1, &disk, None).unwrap();
     let whole = alone.target().statistics(whole.id).unwrap();
-    let killed = world.on(world.memory.host().fault_at(10, Fault::Crash(Moment::Before))).unwrap();
+    let killed = world.on(world.memory.host().fault_at(11, Fault::Crash(Moment::Before))).unwrap();
     assert!(world.back_up(&killed, 1, &disk, None).is_err());
     let there = world.memory.names().iter().filter(|name| name.as_str().starts_with("packs/")).count();
     assert!(there > 2, "{there} packs");

@@ -94,7 +94,7 @@ fn restore(target: &Target, id: Id) -> Result<Vec<u8>, Error> {
 }
 
 fn prune(target: &Target, remove: &[Id], now: u64, grace: u64) -> Result<Pruned, Error> {
-    with_control(|control| target.prune(&Prune { remove: remove.to_vec(), now, grace }, control))
+    with_control(|control| target.prune(&Prune { remove: &|_| remove.to_vec(), now, grace }, control))
 }
 
 /// A backup of an image whose last chunk has fewer bytes than the others, and its bytes.

@@ -53,8 +53,25 @@ fn no_target_and_a_directory_of_others_are_not_taken_for_one() {
     room.run(&["list", "nowhere"]).failed(6, "nowhere");
     fs::write(room.path("t/letters"), "").unwrap();
     room.run(&["target", "create", "t"]).failed(7, "not empty");
+    for others in ["log/daily", "tmp/upload"] {
+        fs::create_dir_all(room.path("v").join(others).parent().unwrap()).unwrap();
+        fs::write(room.path("v").join(others), "").unwrap();
+        room.run(&["target", "create", "v"]).failed(7, "not empty");
+        fs::remove_dir_all(room.path("v")).unwrap();
+    }
     room.run(&["list", "s3://bucket/prefix"]).failed(64, "only directories");
     assert_eq!(fs::read_dir(room.path("t")).unwrap().count(), 1);
+}
+
+#[test]
+fn another_target_than_the_named_one_is_refused() {
+    let room = Room::new();
+    room.image("a.raw", 4, 1);
+    let target = room.run(&["target", "show", "t", "--json"]).json()["id"].as_str().unwrap().to_owned();
+    room.back_up("raw:a.raw", "a", &["--target-id", &target]);
+    let words = ["create", "t", "raw:a.raw", "--name", "a", "--target-id", &"0".repeat(32)];
+    room.run(&words).failed(64, "another target");
+    assert_eq!(room.list().len(), 1);
 }
 
 #[test]
@@ -95,8 +112,11 @@ fn damage_is_found_named_and_never_restored() {
         assert!(names.filter(|name| name.starts_with("c.raw")).count() == 0, "{place} {spoil}: a part was restored");
         assert!(room.run(&["verify", "t"]).out.contains("lost:"));
         if place == "packs" {
-            // A new backup brings back what the target has lost.
-            room.back_up("raw:a.raw", "a", &[]);
+            // A new backup brings back what the target has lost, to the old one as well.
+            let own = if lost == id(&a) { "a.raw" } else { "b.raw" };
+            let repaired = room.back_up(&format!("raw:{own}"), "again", &["--repair"]);
+            room.restores(id(&repaired), own);
+            room.restores(lost, own);
         }
     }
 }

@@ -110,6 +110,8 @@ pub struct Client {
     sample: Sample,
     /// Blocks of the sample that were not compared yet on this connection.
     to_compare: usize,
+    /// One of them has the contents as before.
+    recognized: bool,
     flush_failed: bool,
     /// A request was answered on this connection.
     answered: bool,
@@ -150,6 +152,7 @@ impl Client {
             kept_max: KEPT_MAX,
             sample: Sample::new(write),
             to_compare: 0,
+            recognized: false,
             flush_failed: false,
             answered: false,
             answers: 0,
@@ -184,13 +187,18 @@ impl Client {
         matches!(self.link, Link::Up(_)) && self.to_compare == 0
     }
 
+    /// Returns true if the negotiation on the present connection has not ended.
+    pub fn is_negotiating(&self) -> bool {
+        matches!(self.link, Link::Negotiating(_))
+    }
+
     /// What a connection that ends now, without a reason by the server, may be due to.
     pub fn suspicion(&self) -> Option<&'static str> {
         let securing = matches!(self.link, Link::Negotiating(_)) && self.secure.has_begun();
         securing.then_some("the server may require a certificate of this client: client-cert.pem and client-key.pem")
     }
 
-    /// Returns true if a request was answered on this connection.
+    /// Returns true if a request was answered on this connection; the comparison of blocks does not count.
     pub fn has_answered(&self) -> bool {
         self.answered
     }
@@ -253,7 +261,13 @@ impl Client {
 
     /// Takes bytes that were received. After an error the owner must close the connection, and report that.
     pub fn receive(&mut self, bytes: &[u8]) -> Result<(), Broken> {
-        self.secure.receive(bytes, &mut self.incoming)?;
+        let end = self.secure.receive(bytes, &mut self.incoming)?;
+        // A reason that the server gives comes before the end.
+        self.take_messages()?;
+        end.map_or(Ok(()), Err)
+    }
+
+    fn take_messages(&mut self) -> Result<(), Broken> {
         loop {
             match &mut self.link {
                 Link::Down => return Ok(()),
@@ -266,7 +280,7 @@ impl Client {
                     }
                 }
                 Link::Up(live) => {
-                    match reply::step(&mut self.incoming, &mut self.pieces, live)? {
+                    match reply::step(&mut self.incoming, &mut self.pieces, live, &mut self.sample)? {
                         Step::Incomplete => break,
                         Step::More => {}
                         Step::Ended(index) => self.ended(index)?,
@@ -311,6 +325,7 @@ impl Client {
         if self.pieces.planted == Some(Planted::NotCompared) {
             return;
         }
+        self.recognized = false;
         for (at, len) in self.sample.blocks() {
             let memory = Segments::zeroed(memory::size::in_memory(len));
             self.pieces.list.push_front(Piece { memory, ..Piece::new(Owner::Sample, Kind::Read, at, len) });
@@ -321,10 +336,16 @@ impl Client {
     /// A block of the sample was read.
     fn compared(&mut self, piece: &Piece, result: Result<(), FileError>) -> Result<(), Broken> {
         self.to_compare -= 1;
-        // What cannot be read now proves nothing.
-        match result.is_err() || self.sample.is_same(piece.at, &piece.memory) {
-            true => Ok(()),
-            false => Err(Broken::Changed(format!("the block at byte {} has other contents than before", piece.at))),
+        // A block that cannot be read now proves nothing.
+        if result.is_ok() {
+            if !self.sample.is_same(piece.at, &piece.memory) {
+                return Err(Broken::Changed(format!("the block at byte {} has other contents than before", piece.at)));
+            }
+            self.recognized = true;
+        }
+        match self.to_compare == 0 && !self.recognized {
+            true => Err(Broken::Changed("none of the blocks by which it is recognized can be read".to_owned())),
+            false => Ok(()),
         }
     }
 
@@ -422,14 +443,20 @@ impl Client {
     /// A request was answered.
     fn ended(&mut self, index: usize) -> Result<(), Broken> {
         let Some(mut piece) = self.pieces.list.remove(index) else { return Ok(()) };
-        self.answered = true;
-        self.answers += 1;
-        let sent = piece.sent.take().unwrap_or_default();
+        if piece.owner != Owner::Sample {
+            self.answered = true;
+            self.answers += 1;
+        }
+        let mut sent = piece.sent.take().unwrap_or_default();
         let over = self.flush_failed && piece.kind == Kind::Flush && !self.trusts_second_flush();
         let result = sent.error.or(over.then_some(FAILED)).map_or(Ok(()), Err);
         match (piece.owner, result) {
             (Owner::Sample, result) => return self.compared(&piece, result),
-            (Owner::Allocation(number), _) if number == self.question => self.described = Some(sent.described),
+            (Owner::Allocation(number), _) if number == self.question => {
+                let is_allocation = self.context == negotiation::ALLOCATION;
+                sent.described.iter_mut().for_each(|extent| extent.zero &= is_allocation);
+                self.described = Some(sent.described);
+            }
             (Owner::Allocation(_), _) => {}
             (Owner::Replay(number), Ok(())) => self.kept.repeated(number),
             // What was answered before cannot be kept: no flush may succeed.
@@ -438,10 +465,9 @@ impl Client {
             (Owner::Room, Err(error)) => self.break_flushes("a flush", error),
             (Owner::Op(key), result) => {
                 match (piece.kind, result) {
-                    (Kind::Read, Ok(())) => self.sample.seen(piece.at, &piece.memory),
                     (Kind::Write | Kind::Zero, Ok(())) => {
                         let bytes = piece.bytes.iter().filter(|_| piece.kind == Kind::Write);
-                        bytes.for_each(|bytes| self.sample.seen_bytes(piece.at, bytes));
+                        bytes.for_each(|bytes| self.sample.seen(piece.at, bytes));
                         self.kept.add(piece);
                     }
                     (Kind::Flush, Ok(())) => self.flushed(&sent),
@@ -477,15 +503,18 @@ impl Client {
             self.trouble = Some(format!("the server has failed {refused}: {error}; nothing more is written to it"));
         }
         self.kept.clear();
+        self.pieces.list.retain(|piece| piece.sent.is_some() || !matches!(piece.owner, Owner::Replay(_)));
         self.fail_writers();
     }
 
-    /// Fails all writes and flushes that are not in flight.
+    /// Fails all writes and flushes that are not in flight, but for the writes that were answered before: nothing newer
+    /// can be there, and reads must not show what is older.
     fn fail_writers(&mut self) {
         let all = mem::take(&mut self.pieces.list);
         for piece in all {
             match (piece.owner, piece.sent.is_none() && (piece.kind.changes() || piece.kind == Kind::Flush)) {
                 (_, false) => self.pieces.list.push_back(piece),
+                (Owner::Replay(_), true) => self.pieces.list.push_back(piece),
                 (Owner::Op(key), true) => self.part_ended(key, Err(FAILED)),
                 (_, true) => {}
             }

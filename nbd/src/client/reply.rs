@@ -10,8 +10,9 @@ use memory::size::{in_memory, on_disk};
 use super::broken::Broken;
 use super::incoming::{Incoming, u16_at, u32_at, u64_at};
 use super::negotiation::Export;
-use super::piece::{Described, Kind, Piece, Pieces};
+use super::piece::{Described, Kind, Owner, Piece, Pieces};
 use super::planted::Planted;
+use super::sample::Sample;
 use crate::wire;
 
 /// Headers of a simple reply and of a chunk.
@@ -34,11 +35,16 @@ pub(super) enum Step {
 }
 
 /// Consumes the next message, if it has arrived.
-pub(super) fn step(incoming: &mut Incoming, pieces: &mut Pieces, live: &Export) -> Result<Step, Broken> {
+pub(super) fn step(
+    incoming: &mut Incoming,
+    pieces: &mut Pieces,
+    live: &Export,
+    sample: &mut Sample,
+) -> Result<Step, Broken> {
     let Some(magic) = incoming.peek(4).and_then(|bytes| u32_at(bytes, 0)) else { return Ok(Step::Incomplete) };
     match magic {
-        wire::SIMPLE_REPLY_MAGIC => simple(incoming, pieces, live),
-        wire::CHUNK_MAGIC if live.structured => chunk(incoming, pieces),
+        wire::SIMPLE_REPLY_MAGIC => simple(incoming, pieces, live, sample),
+        wire::CHUNK_MAGIC if live.structured => chunk(incoming, pieces, sample),
         wire::CHUNK_MAGIC => Err(Broken::Reply("a structured reply, which was not negotiated")),
         other => Err(Broken::Magic(other)),
     }
@@ -49,7 +55,7 @@ fn found(pieces: &mut Pieces, cookie: u64) -> Result<(usize, &mut Piece), Broken
     pieces.list.get_mut(index).map(|piece| (index, piece)).ok_or(Broken::UnknownCookie(cookie))
 }
 
-fn simple(incoming: &mut Incoming, pieces: &mut Pieces, live: &Export) -> Result<Step, Broken> {
+fn simple(incoming: &mut Incoming, pieces: &mut Pieces, live: &Export, sample: &mut Sample) -> Result<Step, Broken> {
     let Some(header) = incoming.peek(SIMPLE) else { return Ok(Step::Incomplete) };
     let (error, cookie) = (u32_at(header, 4).unwrap_or_default(), u64_at(header, 8).unwrap_or_default());
     let (index, piece) = found(pieces, cookie)?;
@@ -60,12 +66,13 @@ fn simple(incoming: &mut Incoming, pieces: &mut Pieces, live: &Export) -> Result
     let Some(reply) = incoming.take(SIMPLE + data) else { return Ok(Step::Incomplete) };
     if let Some(bytes) = reply.get(SIMPLE..).filter(|bytes| !bytes.is_empty()) {
         piece.memory.copy_from(bytes);
+        see(sample, piece, piece.at, bytes);
     }
     record(piece, error)?;
     Ok(Step::Ended(index))
 }
 
-fn chunk(incoming: &mut Incoming, pieces: &mut Pieces) -> Result<Step, Broken> {
+fn chunk(incoming: &mut Incoming, pieces: &mut Pieces, sample: &mut Sample) -> Result<Step, Broken> {
     let Some(header) = incoming.peek(CHUNK) else { return Ok(Step::Incomplete) };
     let flags = u16_at(header, 4).unwrap_or_default();
     let kind = u16_at(header, 6).unwrap_or_default();
@@ -80,7 +87,7 @@ fn chunk(incoming: &mut Incoming, pieces: &mut Pieces) -> Result<Step, Broken> {
     match kind {
         wire::CHUNK_NONE if last => {}
         wire::CHUNK_NONE => return Err(Broken::Reply("an empty chunk that is not the last one")),
-        wire::CHUNK_OFFSET_DATA => data(piece, payload)?,
+        wire::CHUNK_OFFSET_DATA => data(piece, payload, sample)?,
         wire::CHUNK_OFFSET_HOLE => hole(piece, payload)?,
         wire::CHUNK_BLOCK_STATUS => status(piece, payload)?,
         _ => error(piece, payload)?,
@@ -117,12 +124,20 @@ fn arrives(piece: &mut Piece, at: u64, len: u64) -> Result<usize, Broken> {
     }
 }
 
-fn data(piece: &mut Piece, payload: &[u8]) -> Result<(), Broken> {
+/// Data of an operation is what the disk is recognized by later.
+fn see(sample: &mut Sample, piece: &Piece, at: u64, bytes: &[u8]) {
+    if matches!(piece.owner, Owner::Op(_)) {
+        sample.seen(at, bytes);
+    }
+}
+
+fn data(piece: &mut Piece, payload: &[u8], sample: &mut Sample) -> Result<(), Broken> {
     let (Some(at), Some(bytes)) = (u64_at(payload, 0), payload.get(8..)) else {
         return Err(Broken::Reply("a chunk of data without an offset"));
     };
     let from = arrives(piece, at, on_disk(bytes.len()))?;
     piece.memory.slice(from, bytes.len()).copy_from(bytes);
+    see(sample, piece, at, bytes);
     Ok(())
 }
 

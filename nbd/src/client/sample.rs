@@ -41,16 +41,9 @@ impl Sample {
         Sample { slots: Vec::new(), next: 0, write, block: BLOCK }
     }
 
-    /// The contents of a range were read, or written, and the server has answered.
-    pub(super) fn seen(&mut self, at: u64, memory: &Segments) {
-        let Some((at, start, slot)) = self.place(at, on_disk(memory.len())) else { return };
-        let mut bytes = vec![0; in_memory(self.block)];
-        memory.slice(start, bytes.len()).copy_to(&mut bytes);
-        self.put(at, slot, &bytes);
-    }
-
-    /// Like [`Sample::seen`].
-    pub(super) fn seen_bytes(&mut self, at: u64, bytes: &[u8]) {
+    /// The server has sent these bytes of a range, or has answered their write. Never the memory of a request: its
+    /// owner may change that at any time.
+    pub(super) fn seen(&mut self, at: u64, bytes: &[u8]) {
         let Some((at, start, slot)) = self.place(at, on_disk(bytes.len())) else { return };
         if let Some(block) = bytes.get(start..start + in_memory(self.block)) {
             self.put(at, slot, block);

@@ -47,18 +47,16 @@ impl Secure {
         self.records.clear();
     }
 
-    /// Takes bytes from the network.
-    pub(super) fn receive(&mut self, bytes: &[u8], incoming: &mut Incoming) -> Result<(), Broken> {
+    /// Takes bytes from the network. Returns the reason if they end the connection, behind the messages in them.
+    pub(super) fn receive(&mut self, bytes: &[u8], incoming: &mut Incoming) -> Result<Option<Broken>, Broken> {
         let Some(channel) = &mut self.channel else {
             incoming.push(bytes);
-            return Ok(());
+            return Ok(None);
         };
         let decrypted = incoming.push_by(bytes.len() + KEPT_MAX, |room| channel.decrypt(bytes, room));
         decrypted.map_err(|error| Broken::tls(&error))?;
-        match channel.is_closed() {
-            true => Err(Broken::tls(&Error::General("the server has ended it".to_owned()))),
-            false => Ok(()),
-        }
+        let ended = || Broken::tls(&Error::General("the server has ended it".to_owned()));
+        Ok(channel.is_closed().then(ended))
     }
 
     /// Bytes for the network: those of `out`, encrypted once TLS has begun.

@@ -224,7 +224,7 @@ impl Connection {
             _ if self.given_up => None,
             State::Down(next) => Some(*next),
             State::Connecting(_, since) => Some(*since + NEGOTIATION),
-            State::Connected(_, since) if !self.client.is_up() => Some(*since + NEGOTIATION),
+            State::Connected(_, since) if self.client.is_negotiating() => Some(*since + NEGOTIATION),
             State::Connected(..) => None,
         };
         let gives_up = self.lost.zip(self.patience).map(|(lost, patience)| lost + patience);
@@ -314,7 +314,7 @@ impl Connection {
                 let away = now.duration_since(lost).as_secs_f32();
                 (self.options.report)(&format!("{}: connected again after {away:.1} s", self.uri));
             }
-        } else if !self.client.is_up() && now.duration_since(*since) >= NEGOTIATION {
+        } else if self.client.is_negotiating() && now.duration_since(*since) >= NEGOTIATION {
             return Err(Ended::Broken("the server does not end the negotiation".to_owned()));
         }
         Ok(())

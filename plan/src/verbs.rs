@@ -135,7 +135,8 @@ fn growing(layers: &[Layer], depth: usize, len: u64) -> Result<(), Exposing> {
 /// The map begins with what the disk shows while requests are held, all of which is durable then. After a crash before
 /// [`MarkImage`] the map is refused, and behind it the map is complete.
 pub fn track() -> Plan {
-    let unused = [Release.into(), RemoveMap.into()];
+    // A mark that stays would have the map trusted, in which nothing is recorded: it goes before a request does.
+    let unused = [RemoveMap.into(), Release.into()];
     let held = [HoldDurable.or(&unused), MarkImage.or(&unused), SwitchMap.or(&unused), Release.into()];
     [CreateMap.into()].into_iter().chain(held).collect()
 }

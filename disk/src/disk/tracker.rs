@@ -170,15 +170,20 @@ impl Tracker {
         self.state
     }
 
-    /// Whether nothing is under way, nor to be written.
+    /// Whether nothing is under way or to be written but intents, of which there may always be a next one.
     pub fn is_settled(&self) -> bool {
         let is_due = self.len.is_some() || self.ending.is_some() || self.unwanted;
-        self.stage == Stage::Over || self.stage == Stage::Idle && !is_due
+        self.is_over() || !is_due && !matches!(self.stage, Stage::Invalidity | Stage::SyncOfInvalidity)
+    }
+
+    /// Whether nothing is under way.
+    pub fn is_idle(&self) -> bool {
+        matches!(self.stage, Stage::Idle | Stage::Over)
     }
 
     /// Whether no region has an intent, and nothing is to be written.
     pub fn is_at_rest(&self) -> bool {
-        self.stage == Stage::Over || self.is_settled() && self.granted.is_empty() && self.stale.is_empty()
+        self.is_over() || self.is_idle() && self.is_settled() && self.granted.is_empty() && self.stale.is_empty()
     }
 
     /// Whether nothing will be written any more.

@@ -163,7 +163,7 @@ impl<F: Format> Disk<F> {
     /// Continues without a map, which its owner has taken away: no process will find it later. Only while none of its
     /// operations is in flight.
     pub fn abandon_map<I: Io>(&mut self, io: &mut I) -> Result<(), ImageError> {
-        if self.changes.current.as_ref().is_some_and(|map| !map.is_settled()) {
+        if self.changes.current.as_ref().is_some_and(|map| !map.is_idle()) {
             return Err(unsupported("the map of changed blocks cannot be given up while it is being written"));
         }
         self.changes.given_up |= self.changes.current.take().is_some();

@@ -37,6 +37,8 @@ impl Mark {
         let mut text = [0; MARK_MAX];
         let len = match fgetxattr(file, MARK, &mut text[..]) {
             Err(Errno::NODATA | Errno::OPNOTSUPP) => return Ok(None),
+            // Longer than any of ours.
+            Err(Errno::RANGE) => 0,
             read => read?,
         };
         let text = String::from_utf8_lossy(text.get(..len).unwrap_or_default()).into_owned();

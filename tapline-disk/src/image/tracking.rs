@@ -93,7 +93,7 @@ pub fn create(
     });
     let map = made.map_err(|error| {
         files.remove_new(&temporary).unwrap_or_default();
-        explain_mark(failed(error))
+        explain_mark(error.kind(), failed(error))
     })?;
     if !files.are_handed() {
         files.name_new(&temporary, path)?;
@@ -113,12 +113,18 @@ fn write_all(file: &mut ImageFile, writes: &[MetaWrite]) -> io::Result<()> {
 pub fn mark(image: &ImageFile, map: MapId, session: MapId) -> Result<(), Failure> {
     let marked = mark_of(image, map, &[session]).and_then(|mark| mark.set(image));
     marked.map_err(|error| {
-        explain_mark(Failure::new(format!("mark {} as tracked by a map", image.path().display()), error))
+        let tried = format!("mark {} as tracked by a map", image.path().display());
+        explain_mark(error.kind(), Failure::new(tried, error))
     })
 }
 
-fn explain_mark(failure: Failure) -> Failure {
-    failure.advise("changed blocks can be tracked on file systems with extended attributes (user.*) only")
+fn explain_mark(kind: io::ErrorKind, failure: Failure) -> Failure {
+    match kind {
+        io::ErrorKind::Unsupported => {
+            failure.advise("changed blocks can be tracked on file systems with extended attributes (user.*) only")
+        }
+        _ => failure,
+    }
 }
 
 /// Opens a map to record changes in it, locked. Refuses one in which nothing may be recorded.

@@ -2,19 +2,20 @@
 //!
 //! The disk decides what is written to the map and when (`disk/src/disk/tracker.rs`); whether a map is trusted is in
 //! [`crate::image::tracking`]. This file knows which file the map is in, and looks at its state after each iteration of
-//! the event loop that has completed something. It knows no client. Invariant: a map that could neither be written nor
-//! made invalid is removed, durably, before requests continue without it.
+//! the event loop that has completed something. It knows no client. Invariants: an image is marked only when all is
+//! durable that its map begins with; and when a map could neither be written nor made invalid, the mark of the image or
+//! the file of the map is gone, durably, before requests continue without it.
 
 use std::path::{Path, PathBuf};
 
-use ::control::answer;
+use ::control::{Kind, answer};
 use arguments::Serve;
 use disk::changes::{ChangeMap, MapId};
 use disk::{Disk, FileDone, FileId, Image, Io, MapState, Until};
 use uring::{Engine, ImageFile};
 
 use crate::files::Files;
-use crate::files::mark::hex;
+use crate::files::mark::{self, hex};
 use crate::image::chain::Layers;
 use crate::image::tracking::{self, OpenMap};
 use crate::process::failure::Failure;
@@ -57,7 +58,7 @@ impl Prepared {
             return Ok(Prepared { path: path.to_owned(), open, is_new: false });
         }
         tracking::sync_all(&layers.files)?;
-        let open = tracking::create(files, path, None, geometry.len, Some(image))?;
+        let open = tracking::create(files, path, None, geometry.len, None)?;
         say(format_args!("changed blocks are recorded from now on in {}, a new map", path.display()));
         Ok(Prepared { path: path.to_owned(), open, is_new: true })
     }
@@ -74,6 +75,8 @@ impl Prepared {
         let file = engine.add(tracking::for_engine(file, engine.kind())?)?;
         if is_new {
             make_clean(disk, engine)?;
+            let image = leaf_of(disk, engine).ok_or_else(|| Failure::of(Kind::Failed, "the disk has no file"))?;
+            tracking::mark(image, map.id(), map.session())?;
             disk.begin_tracking(file, map)
         } else {
             disk.track(file, map)
@@ -202,6 +205,10 @@ impl Changes {
             }
             MapState::Doubtful => {
                 say(format_args!("changed blocks cannot be recorded: {name} can be neither written nor made invalid"));
+                if end_mark(disk, engine) {
+                    say(format_args!("{name} will be refused, and the disk continues; {ADVICE}"));
+                    return current.abandon(disk, engine);
+                }
                 match take_away(files, &current.path) {
                     Ok(()) => {
                         say(format_args!("{name} was removed, and the disk continues; {ADVICE}"));
@@ -221,6 +228,10 @@ impl Changes {
     /// The client says that it has removed the file of a doubtful map.
     pub fn was_removed(&mut self, disk: &mut Disk<Image>, engine: &mut Engine) {
         if let Some(current) = self.current.as_mut().filter(|_| disk.map_state() == Some(MapState::Doubtful)) {
+            // The file may have another name.
+            if !end_mark(disk, engine) {
+                say(format_args!("{} is taken for removed as the client says", current.path.display()));
+            }
             current.abandon(disk, engine);
         }
     }
@@ -275,6 +286,24 @@ impl Current {
 
     fn close(&mut self, engine: &mut Engine) {
         self.file.take().into_iter().for_each(|file| close_file(engine, file));
+    }
+}
+
+/// Returns the file of the disk's leaf.
+fn leaf_of<'a>(disk: &Disk<Image>, engine: &'a Engine) -> Option<&'a ImageFile> {
+    disk.layers().first().and_then(|leaf| engine.file(leaf.file))
+}
+
+/// Removes the mark of the leaf, durably: no map is trusted then, whatever its name. Returns false if that fails. This
+/// blocks, as [`take_away`] does.
+fn end_mark(disk: &Disk<Image>, engine: &Engine) -> bool {
+    let Some(image) = leaf_of(disk, engine) else { return false };
+    match mark::end(image) {
+        Ok(_) => true,
+        Err(error) => {
+            say(format_args!("{} stays marked as tracked: {error}", image.path().display()));
+            false
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! It knows nothing about what a map holds. Invariant: an image is marked, durably, before it is the leaf of a disk
 //! whose changes are recorded, and a new map is used only by the disk for which it was created.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use control::Kind;
 use disk::changes::MapId;
@@ -142,22 +142,24 @@ impl Driver {
     pub(super) fn remove_map(&mut self, work: &Work<'_>) {
         let (Some(open), Some(path)) = (self.results.map.open.take(), &self.results.map.path) else { return };
         drop(open);
-        if let (None, Ok((_, image))) = (work.disk.tracked(), work.file(0)) {
-            if let Err(error) = mark::end(image) {
-                say(format_args!("{} stays marked as tracked: {error}", image.path().display()));
-            }
-        }
-        if let Err(error) = work.files.remove_new(path) {
+        if work.disk.tracked().is_none() {
+            disown(path, work);
+        } else if let Err(error) = work.files.remove_new(path) {
             say(format_args!("the unused map {} could not be removed: {error}", path.display()));
         }
     }
 
-    /// Has the disk record its changes in the new map. Requests are held.
+    /// Has the disk record its changes in the new map. Requests are held; if it fails, the map is not trusted any more
+    /// when they are released.
     pub(super) fn switch_map(&mut self, work: &mut Work<'_>) -> Result<(), Failure> {
         let (Some(open), Some(path)) = (self.results.map.open.take(), self.results.map.path.clone()) else {
             return Ok(());
         };
-        let OpenMap { file, map } = *open;
+        Driver::use_map(*open, &path, work).inspect_err(|_| disown(&path, work))
+    }
+
+    fn use_map(open: OpenMap, path: &Path, work: &mut Work<'_>) -> Result<(), Failure> {
+        let OpenMap { file, map } = open;
         let ids = (map.id(), map.continues());
         let new = work.engine.add(tracking::for_engine(file, work.engine.kind())?)?;
         let used = match ids.1 {
@@ -168,8 +170,20 @@ impl Driver {
             work.engine.remove(new)?;
             return Err(error.into());
         }
-        work.changes.began(&path, new, ids);
+        work.changes.began(path, new, ids);
         Ok(())
+    }
+}
+
+/// Ends the mark of the leaf, by which a new map would be trusted that is not used, and removes that.
+fn disown(path: &Path, work: &Work<'_>) {
+    if let Ok((_, image)) = work.file(0) {
+        if let Err(error) = mark::end(image) {
+            say(format_args!("{} stays marked as tracked: {error}", image.path().display()));
+        }
+    }
+    if let Err(error) = work.files.remove_new(path) {
+        say(format_args!("the unused map {} could not be removed: {error}", path.display()));
     }
 }
 

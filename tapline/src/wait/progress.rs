@@ -39,6 +39,8 @@ impl Progress {
         if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:30}] {percent:>3} % {elapsed}") {
             bar.set_style(style.progress_chars("=> "));
         }
+        // Drawn now: the thread that draws it later may not run before the task ends.
+        bar.tick();
         bar.enable_steady_tick(TICK);
         Progress::Bar(bar)
     }

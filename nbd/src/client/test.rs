@@ -305,3 +305,54 @@ fn extents_beyond_the_question_are_cut_off() {
         assert!(client.receive(&extents(wrong)).is_err());
     }
 }
+
+/// Connects a client that only reads, and sends all it has to; returns the cookie of its last request.
+fn connect(client: &mut Client) -> u64 {
+    client.connected();
+    client.receive(&[greeting(), unsupported(), go(4096, FLAGS, None)].concat()).unwrap();
+    last_cookie(client)
+}
+
+fn last_cookie(client: &mut Client) -> u64 {
+    let sent = client.to_send().to_vec();
+    client.sent(sent.len());
+    let request = sent.last_chunk::<28>().unwrap();
+    u64::from_be_bytes(*request[8..].first_chunk().unwrap())
+}
+
+/// A client that has read a block of ones, has lost its connection, and is about to compare the block on the next one;
+/// and the cookie of that read.
+fn comparing() -> (Client, u64) {
+    let mut client = Client::new("e", false).unwrap();
+    client.sample.block = 512;
+    connect(&mut client);
+    let into = read(&mut client, 0, 512);
+    let cookie = last_cookie(&mut client);
+    client.receive(&[simple(0, cookie), vec![1; 512]].concat()).unwrap();
+    assert_eq!(done(&mut client).len(), 1);
+    // The memory is the guest's, who may write there at any time.
+    into.fill_zero();
+    client.disconnected();
+    let cookie = connect(&mut client);
+    (client, cookie)
+}
+
+#[test]
+fn a_disk_is_recognized_by_what_was_received_and_that_is_no_answer_to_anything_else() {
+    let (mut client, cookie) = comparing();
+    let answers = client.answers();
+    assert!(!client.is_up() && !client.is_negotiating());
+    client.receive(&[simple(0, cookie), vec![1; 512]].concat()).unwrap();
+    assert!(client.is_up() && !client.has_answered() && client.answers() == answers);
+}
+
+#[test]
+fn a_disk_whose_blocks_differ_or_cannot_be_read_is_not_recognized() {
+    let (mut client, cookie) = comparing();
+    let other = client.receive(&[simple(0, cookie), vec![2; 512]].concat());
+    assert!(matches!(other, Err(Broken::Changed(_))), "{other:?}");
+    assert!(!client.has_answered());
+    let (mut client, cookie) = comparing();
+    let unread = client.receive(&simple(5, cookie));
+    assert!(matches!(unread, Err(Broken::Changed(_))), "{unread:?}");
+}

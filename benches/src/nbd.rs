@@ -15,7 +15,7 @@ use testbed::options::{positive, whole_path};
 use testbed::programs::build_released;
 use testkit::certificates::Authority;
 
-use crate::server::Server;
+use crate::server::{Server, remove};
 use crate::{in_turns, program};
 
 /// Options of the benchmark.
@@ -26,7 +26,7 @@ pub struct Options {
     /// Size of the disk in MiB
     #[arg(long = "size", value_name = "MIB", default_value_t = 10_240)]
     mib: u64,
-    /// One MiB in so many has data, the others are holes
+    /// One MiB in N has data; the rest are holes
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     sparse: u64,
     /// Directory for the images: a tmpfs
@@ -239,11 +239,4 @@ fn write_sparse(path: &Path, options: &Options) -> std::io::Result<()> {
         file.write_all_at(&data, at << 20)?;
     }
     Ok(())
-}
-
-fn remove(path: &Path) -> Result<(), String> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(format!("{}: {error}", path.display())),
-        _ => Ok(()),
-    }
 }

@@ -194,10 +194,7 @@ impl Server {
     pub fn start(kind: &ServerKind, work: &Path) -> Result<Server, String> {
         let socket = work.join("server.sock");
         // The socket of a server that was killed.
-        match std::fs::remove_file(&socket) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.to_string()),
-            _ => {}
-        }
+        remove(&socket)?;
         Server::begin(kind.command(&socket), socket, kind.name())
     }
 
@@ -257,6 +254,14 @@ impl Drop for Server {
         if matches!(self.child.try_wait(), Ok(None)) && self.child.kill().is_ok() {
             drop(self.child.wait());
         }
+    }
+}
+
+/// Removes a file, if it exists.
+pub fn remove(path: &Path) -> Result<(), String> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(format!("{}: {error}", path.display())),
+        _ => Ok(()),
     }
 }
 

@@ -158,7 +158,7 @@ pub struct Server {
     pub connected: bool,
     /// How long there has been none, in milliseconds.
     pub away_ms: Option<u64>,
-    /// Why there is none.
+    /// The last error, while there is none.
     pub error: Option<String>,
     /// Attempts to connect since the last connection that worked.
     pub attempts: u32,

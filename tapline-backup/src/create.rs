@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use arguments::backup::BackupCreate;
 use backup::{Base, Digest, Id, Job, Name, Record, Source, Statistics, Target};
+use control::size::readable;
 use nbd::uri::Uri;
 use serde_json::json;
 
@@ -12,7 +13,7 @@ use crate::changed;
 use crate::child::Served;
 use crate::failure::{Exit, Failure};
 use crate::list::fields;
-use crate::output::{bytes, now, print, print_json};
+use crate::output::{now, print, print_json};
 use crate::place::Place;
 use crate::progress::Progress;
 use crate::remote::{self, ExportSource, PATIENCE};
@@ -130,11 +131,11 @@ fn show(create: &BackupCreate, record: &Record, cost: &Statistics) -> Result<Exi
         "id       {}\ncontent  {}\n{} read, {} holes, {} unchanged, {} deduplicated, {} sent\n",
         record.id,
         record.content,
-        bytes(cost.read),
-        bytes(cost.holes),
-        bytes(cost.unchanged),
-        bytes(cost.deduplicated),
-        bytes(cost.sent),
+        readable(cost.read),
+        readable(cost.holes),
+        readable(cost.unchanged),
+        readable(cost.deduplicated),
+        readable(cost.sent),
     ))?;
     Ok(Exit::Done)
 }

@@ -3,10 +3,11 @@
 use arguments::backup::{BackupList, BackupOne};
 use backup::Record;
 use control::printable;
+use control::size::readable;
 use serde_json::json;
 
 use crate::failure::{Exit, Failure};
-use crate::output::{bytes, print, print_json, time};
+use crate::output::{print, print_json, time};
 use crate::target::{self, find};
 
 /// Prints all backups of a target, or those of one disk.
@@ -29,7 +30,7 @@ pub fn table(backups: &[Record]) -> String {
         return String::new();
     }
     let line = |record: &Record| {
-        let (id, time, size) = (record.id, time(record.time), bytes(record.len));
+        let (id, time, size) = (record.id, time(record.time), readable(record.len));
         format!("{id}  {time:<20}  {size:>9}  {}\n", printable(&record.label))
     };
     let head = format!("{:<32}  {:<20}  {:>9}  NAME\n", "ID", "TIME", "SIZE");
@@ -69,13 +70,13 @@ pub fn show(one: &BackupOne) -> Result<Exit, Failure> {
         record.id,
         printable(&record.label),
         time(record.time),
-        bytes(record.len),
+        readable(record.len),
         record.content,
-        bytes(cost.read),
-        bytes(cost.holes),
-        bytes(cost.unchanged),
-        bytes(cost.deduplicated),
-        bytes(cost.sent),
+        readable(cost.read),
+        readable(cost.holes),
+        readable(cost.unchanged),
+        readable(cost.deduplicated),
+        readable(cost.sent),
     ))?;
     Ok(Exit::Done)
 }

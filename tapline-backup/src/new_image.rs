@@ -55,9 +55,8 @@ impl Temporary {
             },
             Err(errno) => return Err(failed(errno.into())),
         }
-        let directory = self.name.parent().filter(|parent| !parent.as_os_str().is_empty());
-        let synced = File::open(directory.unwrap_or(Path::new("."))).and_then(|directory| directory.sync_all());
-        synced.map_err(failed)?;
+        let synced = uring::sync_directory(&self.name);
+        synced.map_err(|error| Failure::cannot(format_args!("name the image {}", self.name.display()), error))?;
         self.is_done = true;
         Ok(())
     }

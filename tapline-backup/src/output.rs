@@ -2,7 +2,6 @@
 
 use std::io::{self, Write};
 
-use control::size::readable;
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -27,11 +26,6 @@ pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
 pub fn time(seconds: u64) -> String {
     let moment = i64::try_from(seconds).ok().and_then(|seconds| Timestamp::from_second(seconds).ok());
     moment.map_or_else(|| seconds.to_string(), |moment| moment.to_string())
-}
-
-/// Formats a number of bytes for people.
-pub fn bytes(number: u64) -> String {
-    readable(number)
 }
 
 /// The time now, in seconds since 1970.

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 
 use arguments::backup::{BackupPrune, BackupRemove, Grace, Keep};
 use backup::{Control, Id, Prune, Pruned, Record, Target};
+use control::size::readable;
 use serde_json::json;
 
 use crate::failure::{Exit, Failure};
 use crate::list::{fields, table};
-use crate::output::{bytes, now, print, print_json};
+use crate::output::{now, print, print_json};
 use crate::retention::superfluous;
 use crate::stop;
 use crate::target::{self, find};
@@ -80,7 +81,7 @@ fn carry_out(
              are spared until their grace period ends\n",
             table(&backups),
             backups.len(),
-            bytes(moved),
+            readable(moved),
         ))?,
     }
     Ok(Exit::Done)

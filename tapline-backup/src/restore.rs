@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use arguments::backup::BackupRestore;
 use backup::{Reader, Sink};
+use control::size::readable;
 use control::{FormatName, ImageName};
 use serde_json::json;
 
@@ -11,7 +12,7 @@ use crate::child::{self, Served};
 use crate::failure::{Exit, Failure};
 use crate::list::fields;
 use crate::new_image::{RawImage, Temporary};
-use crate::output::{bytes, print, print_json};
+use crate::output::{print, print_json};
 use crate::place::Place;
 use crate::progress::Progress;
 use crate::remote::{self, ExportSink, PATIENCE};
@@ -30,7 +31,7 @@ pub fn run(restore: &BackupRestore) -> Result<Exit, Failure> {
         Place::Export(uri) => {
             let remote = remote::open(&uri, true, PATIENCE)?;
             if remote.size() < record.len {
-                let (has, needs) = (bytes(remote.size()), bytes(record.len));
+                let (has, needs) = (readable(remote.size()), readable(record.len));
                 return Err(Failure::new(Exit::Usage, format!("{uri} is too small: it has {has}, the disk {needs}"))
                     .advise("restore to an export of at least this size"));
             }
@@ -52,7 +53,7 @@ pub fn run(restore: &BackupRestore) -> Result<Exit, Failure> {
     }
     match restore.at.json {
         true => print_json(&json!({ "restored": fields(&record), "to": restore.destination }))?,
-        false => print(&format!("restored {} of {}\n", bytes(record.len), record.id))?,
+        false => print(&format!("restored {} of {}\n", readable(record.len), record.id))?,
     }
     Ok(Exit::Done)
 }

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use arguments::backup::{At, TargetCreate, TargetShow, Threads};
 use backup::{Directory, Id, Key, Layout, ObjectStore, Record, Target, prefix};
 use control::printable;
+use control::size::readable;
 use serde_json::json;
 
 use crate::failure::{Exit, Failure};
-use crate::output::{bytes, print, print_json};
+use crate::output::{print, print_json};
 
 /// What an interrupted creation leaves in a directory.
 const MAY_BE_LEFT: [&str; 2] = ["log", "tmp"];
@@ -161,12 +162,12 @@ pub fn show(show: &TargetShow) -> Result<Exit, Failure> {
         "id            {}\nencryption    {encryption}\ncompression   {compression}\nchunk size    {}\npack size     {}\n\
          backups       {} of {} disks, {} in all\nstored        {} in {} packs\n",
         target.id(),
-        bytes(layout.chunk.into()),
-        bytes(layout.pack.into()),
+        readable(layout.chunk.into()),
+        readable(layout.pack.into()),
         backups.len(),
         disks.len(),
-        bytes(virtual_len),
-        bytes(stored),
+        readable(virtual_len),
+        readable(stored),
         packs.len(),
     ))?;
     Ok(Exit::Done)

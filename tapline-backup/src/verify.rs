@@ -3,11 +3,12 @@
 use arguments::backup::BackupVerify;
 use backup::{BackupDamage, Verified};
 use control::printable;
+use control::size::readable;
 use serde_json::json;
 
 use crate::failure::{Exit, Failure};
 use crate::list::fields;
-use crate::output::{bytes, print, print_json, time};
+use crate::output::{print, print_json, time};
 use crate::progress::Progress;
 use crate::target;
 
@@ -53,7 +54,7 @@ fn report(verified: &Verified) -> String {
     for BackupDamage { record, ranges } in &verified.lost {
         let len: u64 = ranges.iter().map(|range| range.end - range.start).sum();
         let (name, time) = (printable(&record.label), time(record.time));
-        text.push_str(&format!("lost: {} of backup {} of {name}, {time}:\n", bytes(len), record.id));
+        text.push_str(&format!("lost: {} of backup {} of {name}, {time}:\n", readable(len), record.id));
         for range in ranges.iter().take(SHOWN) {
             text.push_str(&format!("  {} bytes at {}\n", range.end - range.start, range.start));
         }
@@ -61,7 +62,7 @@ fn report(verified: &Verified) -> String {
             text.push_str(&format!("  and {more} more ranges (--json lists all)\n"));
         }
     }
-    let (backups, packs, read) = (verified.backups, verified.packs, bytes(verified.bytes));
+    let (backups, packs, read) = (verified.backups, verified.packs, readable(verified.bytes));
     text.push_str(&match (verified.is_clean(), verified.lost.len()) {
         (true, _) => format!("clean: {backups} backups, {read} in {packs} packs\n"),
         (false, 0) => {

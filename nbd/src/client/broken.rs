@@ -70,7 +70,8 @@ impl Broken {
                     "the server's certificate is for another name; give that one as tls-hostname=NAME in the URI"
                 }
                 CertificateError::UnknownRevocationStatus => {
-                    "ca-crl.pem of this client must have a list of each authority in the chain of the server's certificate"
+                    "ca-crl.pem of this client must have a list of each authority in the chain of the server's \
+                     certificate"
                 }
                 CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
                     "renew the server's certificate, or set the clock"

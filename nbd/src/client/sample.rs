@@ -2,7 +2,7 @@
 //!
 //! It knows nothing about requests. Invariants: a block is compared only if the server must still have its contents: no
 //! write of ours to it was sent since, and, if we write at all, a flush that was sent after they were seen has been
-//! answered. So a server that has lost what was not flushed, by whomever it was written, is never mistaken for another
+//! answered. So a server that has lost unflushed writes, ours or of other clients, is never mistaken for another
 //! one. A block of zeroes is no evidence, and is left out.
 
 use std::hash::{DefaultHasher, Hasher};

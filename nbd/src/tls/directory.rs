@@ -94,7 +94,8 @@ pub fn of_server(path: &Path, verify_peer: bool) -> Result<ServerTls, DirectoryE
         path,
         certificate: "server-cert.pem",
         key: "server-key.pem",
-        advice: "the directory needs server-cert.pem, server-key.pem and ca-cert.pem; docs/nbd.md says how to make them",
+        advice: "the directory needs server-cert.pem, server-key.pem and ca-cert.pem; docs/nbd.md says how to make \
+                 them",
     };
     let certificate = directory.needed(directory.certificate)?;
     let key = directory.key()?;

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 static BUILT: Once = Once::new();
 
-/// The program under test; `tapline-disk` is built beside it.
+/// The program under test; `tapline-disk` is built in the same directory.
 pub fn program() -> Command {
     BUILT.call_once(|| {
         if !Path::new(env!("CARGO_BIN_EXE_tapline-backup")).with_file_name("tapline-disk").exists() {

@@ -32,7 +32,7 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// Reads the mark of an image; `None` if there is none. One that is not understood names no map.
+    /// Reads the mark of an image; `None` if there is none. A mark of an unknown form names no map.
     pub fn read(file: &impl AsFd) -> io::Result<Option<Mark>> {
         let mut text = [0; MARK_MAX];
         let len = match fgetxattr(file, MARK, &mut text[..]) {

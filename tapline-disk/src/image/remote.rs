@@ -147,8 +147,8 @@ pub fn refuse<'a>(names: impl IntoIterator<Item = &'a ImageName>) -> Result<(), 
     match names.into_iter().find(|name| name.uri().is_some()) {
         None => Ok(()),
         Some(name) => {
-            let why = "an image at an NBD server can only be converted, compared, shown, measured and served, and be the \
-                       parent of a qcow2 image";
+            let why = "an image at an NBD server can only be converted, compared, shown, measured and served, and be \
+                       the parent of a qcow2 image";
             Err(Failure::new(format!("use {name} here"), why)
                 .advise(format!("copy it into a file first: tapline image convert {name} qcow2:FILE"))
                 .of_kind(Kind::Invalid))

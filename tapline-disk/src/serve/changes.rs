@@ -205,7 +205,7 @@ impl Changes {
             }
             MapState::Doubtful => {
                 say(format_args!("changed blocks cannot be recorded: {name} can be neither written nor made invalid"));
-                if end_mark(disk, engine) {
+                if leaf_of(disk, engine).is_some_and(end_mark) {
                     say(format_args!("{name} will be refused, and the disk continues; {ADVICE}"));
                     return current.abandon(disk, engine);
                 }
@@ -229,7 +229,7 @@ impl Changes {
     pub fn was_removed(&mut self, disk: &mut Disk<Image>, engine: &mut Engine) {
         if let Some(current) = self.current.as_mut().filter(|_| disk.map_state() == Some(MapState::Doubtful)) {
             // The file may have another name.
-            if !end_mark(disk, engine) {
+            if !leaf_of(disk, engine).is_some_and(end_mark) {
                 say(format_args!("{} is taken for removed as the client says", current.path.display()));
             }
             current.abandon(disk, engine);
@@ -290,14 +290,13 @@ impl Current {
 }
 
 /// Returns the file of the disk's leaf.
-fn leaf_of<'a>(disk: &Disk<Image>, engine: &'a Engine) -> Option<&'a ImageFile> {
+pub fn leaf_of<'a>(disk: &Disk<Image>, engine: &'a Engine) -> Option<&'a ImageFile> {
     disk.layers().first().and_then(|leaf| engine.file(leaf.file))
 }
 
-/// Removes the mark of the leaf, durably: no map is trusted then, whatever its name. Returns false if that fails. This
-/// blocks, as [`take_away`] does.
-fn end_mark(disk: &Disk<Image>, engine: &Engine) -> bool {
-    let Some(image) = leaf_of(disk, engine) else { return false };
+/// Removes the mark of an image, durably: no map is trusted then, whatever its name. Returns false if that fails, and
+/// logs the reason. This blocks.
+pub fn end_mark(image: &ImageFile) -> bool {
     match mark::end(image) {
         Ok(_) => true,
         Err(error) => {

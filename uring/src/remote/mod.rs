@@ -52,7 +52,7 @@ pub struct RemoteOptions {
 pub struct RemoteState {
     /// How long there has been no connection that works, if there is none.
     pub away: Option<Duration>,
-    /// Why there is none.
+    /// The last error, while there is none.
     pub why: Option<String>,
     /// Attempts to connect since the last one that worked.
     pub attempts: u32,

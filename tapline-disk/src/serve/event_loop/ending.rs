@@ -17,6 +17,7 @@ use crate::image::redo_log;
 use crate::image::tracking;
 use crate::process::failure::{Exit, Failure};
 use crate::process::log::{self, say};
+use crate::serve::changes::leaf_of;
 use crate::serve::control::Control;
 use crate::serve::engine_watch::EngineWatch;
 use crate::serve::stats;
@@ -136,7 +137,7 @@ impl<S: Server> EventLoop<S> {
             return Ok(());
         }
         self.drain()?;
-        let image = self.disk.layers().first().and_then(|leaf| self.engine.file(leaf.file));
+        let image = leaf_of(&self.disk, &self.engine);
         match (self.disk.tracked(), image) {
             (None, Some(image)) => tracking::close(&map, image).unwrap_or_else(|error| failed(&error)),
             _ => failed(&"it could not be written"),

@@ -11,10 +11,11 @@ use disk::{Format, MapState};
 use uring::ImageFile;
 
 use super::{Done, Driver, Phase, StepResults};
-use crate::files::{Files, mark};
+use crate::files::Files;
 use crate::image::tracking::{self, OpenMap};
 use crate::process::failure::Failure;
 use crate::process::log::say;
+use crate::serve::changes::end_mark;
 use crate::serve::control::work::Work;
 
 /// The map that a verb creates.
@@ -142,10 +143,9 @@ impl Driver {
     pub(super) fn remove_map(&mut self, work: &Work<'_>) {
         let (Some(open), Some(path)) = (self.results.map.open.take(), &self.results.map.path) else { return };
         drop(open);
-        if work.disk.tracked().is_none() {
-            disown(path, work);
-        } else if let Err(error) = work.files.remove_new(path) {
-            say(format_args!("the unused map {} could not be removed: {error}", path.display()));
+        match work.disk.tracked() {
+            None => disown(path, work),
+            Some(_) => remove_file(path, work),
         }
     }
 
@@ -178,10 +178,12 @@ impl Driver {
 /// Ends the mark of the leaf, by which a new map would be trusted that is not used, and removes that.
 fn disown(path: &Path, work: &Work<'_>) {
     if let Ok((_, image)) = work.file(0) {
-        if let Err(error) = mark::end(image) {
-            say(format_args!("{} stays marked as tracked: {error}", image.path().display()));
-        }
+        end_mark(image);
     }
+    remove_file(path, work);
+}
+
+fn remove_file(path: &Path, work: &Work<'_>) {
     if let Err(error) = work.files.remove_new(path) {
         say(format_args!("the unused map {} could not be removed: {error}", path.display()));
     }

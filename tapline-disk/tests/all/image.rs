@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use crate::remote::{Server, make_disk, uri};
 use crate::tool::{Room, TAPLINE};
 
 const MIB: u64 = 1 << 20;
@@ -294,10 +295,10 @@ fn a_closed_pipe_is_not_a_failure() {
 #[test]
 fn an_interrupted_conversion_leaves_nothing() {
     let room = Room::new();
-    // Large enough for the signal, sent as soon as the target exists, to arrive before the end.
-    room.write("a.raw", &vec![0x55; 256 << 20]);
+    make_disk(&room, "raw:a.raw");
+    let _source = Server::slow(&room, "a.raw", "from");
     let mut command = std::process::Command::new(TAPLINE);
-    command.args(["image", "convert", "raw:a.raw", "vhd:b.vhd"]).current_dir(room.path());
+    command.args(["image", "convert", &uri("from"), "vhd:b.vhd"]).current_dir(room.path());
     let mut child = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
     while !room.file("b.vhd.tapline-new").exists() {
         assert_eq!(child.try_wait().unwrap(), None, "it ended before it began");

@@ -3,11 +3,17 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Stdio};
+use std::time::Duration;
 
 use crate::tool::served::Disk;
 use crate::tool::{Room, TAPLINE, noise};
 
 const MIB: u64 = 1 << 20;
+
+/// Words for nbdkit: 2 MiB of the file at once, then 1 MiB/s. The data of [`make_disk`] takes 9 s.
+pub fn slow_file(file: &str) -> String {
+    format!("--filter=rate file {file} rate=8M")
+}
 
 /// A server of others, which is killed with this.
 pub struct Server(Child);
@@ -43,6 +49,11 @@ impl Server {
         let at = room.file(socket);
         Server::start(room, &format!("nbdkit -f -U {} {words}", at.display()), socket)
     }
+
+    /// nbdkit with the file `file`, at a rate that no job comes to its end with while a test waits for the processor.
+    pub fn slow(room: &Room, file: &str, socket: &str) -> Server {
+        Server::nbdkit(room, &slow_file(file), socket)
+    }
 }
 
 impl Drop for Server {
@@ -64,6 +75,15 @@ pub fn make_disk(room: &Room, name: &str) {
     bytes[(64 << 20) - 512..].fill(7);
     room.write("full.raw", &bytes);
     room.done(&format!("image convert raw:full.raw {name}"));
+}
+
+/// Waits until `job` has written 1 MiB more to the file `file`.
+pub fn wait_for_progress(room: &Room, file: &str, job: &mut Child) {
+    let before = room.space(file);
+    while room.space(file) < before + MIB {
+        assert_eq!(job.try_wait().unwrap(), None, "it ended before it had written to {file}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Copies a disk to a server of an empty disk and back.
@@ -165,24 +185,22 @@ fn servers_killed_during_a_conversion_change_nothing() {
     let room = Room::new();
     make_disk(&room, "raw:from.raw");
     room.done("image create raw:to.raw --size 64M");
-    let slow = "rdelay=100ms wdelay=100ms";
-    let mut source = Server::nbdkit(&room, &format!("--filter=delay file from.raw {slow}"), "from");
-    let mut target = Server::nbdkit(&room, &format!("--filter=delay file to.raw {slow}"), "to");
+    let mut source = Server::nbdkit(&room, "file from.raw", "from");
+    let mut target = Server::slow(&room, "to.raw", "to");
     let mut job = start(&room, &format!("image convert {} {}", uri("from"), uri("to")));
     let mut lines = BufReader::new(job.stderr.take().unwrap()).lines();
     for round in 1..=3 {
-        let before = room.space("to.raw");
-        while room.space("to.raw") < before + MIB && job.try_wait().unwrap().is_none() {
-            std::thread::yield_now();
-        }
-        assert_eq!(job.try_wait().unwrap(), None, "it ended before round {round}");
+        wait_for_progress(&room, "to.raw", &mut job);
         drop(target);
         wait_for_line(&mut lines, "to: connection lost");
-        target = Server::nbdkit(&room, &format!("--filter=delay file to.raw {slow}"), "to");
+        target = match round {
+            3 => Server::nbdkit(&room, "file to.raw", "to"),
+            _ => Server::slow(&room, "to.raw", "to"),
+        };
         wait_for_line(&mut lines, "to: connected again");
-        if round % 2 == 0 {
+        if round == 2 {
             drop(source);
-            source = Server::nbdkit(&room, &format!("--filter=delay file from.raw {slow}"), "from");
+            source = Server::nbdkit(&room, "file from.raw", "from");
         }
     }
     let rest: Vec<String> = lines.map(Result::unwrap).collect();
@@ -194,13 +212,12 @@ fn servers_killed_during_a_conversion_change_nothing() {
 fn an_export_of_another_size_is_not_used_until_it_is_as_before() {
     let room = Room::new();
     make_disk(&room, "raw:from.raw");
-    let slow = "rdelay=50ms";
-    let source = Server::nbdkit(&room, &format!("--filter=delay file from.raw {slow}"), "from");
+    let source = Server::slow(&room, "from.raw", "from");
     let mut job = start(&room, &format!("image convert {} qcow2:to.qcow2", uri("from")));
     let mut lines = BufReader::new(job.stderr.take().unwrap()).lines();
     while room.file("to.qcow2.tapline-new").metadata().is_err() {
         assert_eq!(job.try_wait().unwrap(), None);
-        std::thread::yield_now();
+        std::thread::sleep(Duration::from_millis(1));
     }
     drop(source);
     let other = Server::nbdkit(&room, "memory 32M", "from");

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -37,12 +38,12 @@ fn requests_fail_after_the_patience_and_work_when_the_server_is_back() {
 fn a_job_fails_after_its_patience() {
     let room = Room::new();
     make_disk(&room, "raw:from.raw");
-    let source = Server::nbdkit(&room, "--filter=delay file from.raw rdelay=50ms", "from");
+    let source = Server::slow(&room, "from.raw", "from");
     let mut job = start(&room, &format!("image convert {} qcow2:to.qcow2 --patience 0", uri("from")));
     let mut lines = BufReader::new(job.stderr.take().unwrap()).lines();
     while room.file("to.qcow2.tapline-new").metadata().is_err() {
         assert_eq!(job.try_wait().unwrap(), None);
-        std::thread::yield_now();
+        std::thread::sleep(Duration::from_millis(1));
     }
     drop(source);
     wait_for_line(&mut lines, "connection lost");
@@ -83,15 +84,14 @@ fn a_job_whose_server_is_silent_ends_by_sigterm() {
     let room = Room::new();
     make_disk(&room, "raw:from.raw");
     room.done("image create raw:to.raw --size 64M");
-    let slow = "rdelay=40ms wdelay=40ms";
     for (from, to) in [(uri("from"), "qcow2:new.qcow2".to_owned()), ("raw:from.raw".to_owned(), uri("to"))] {
-        let source = Server::nbdkit(&room, &format!("--filter=delay file from.raw {slow}"), "from");
-        let target = Server::nbdkit(&room, &format!("--filter=delay file to.raw {slow}"), "to");
+        let source = Server::slow(&room, "from.raw", "from");
+        let target = Server::slow(&room, "to.raw", "to");
         let mut job = start(&room, &format!("image convert {from} {to} --force --patience forever"));
         let before = room.space("to.raw");
         while room.file("new.qcow2.tapline-new").metadata().is_err() && room.space("to.raw") == before {
             assert_eq!(job.try_wait().unwrap(), None);
-            std::thread::yield_now();
+            std::thread::sleep(Duration::from_millis(1));
         }
         source.signal(Signal::STOP);
         target.signal(Signal::STOP);

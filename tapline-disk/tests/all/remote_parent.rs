@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 
 use serde_json::json;
 
-use crate::remote::{Server, make_disk, start, uri, wait_for_line};
+use crate::remote::{Server, make_disk, start, uri, wait_for_line, wait_for_progress};
 use crate::tool::Room;
 use crate::tool::control::Control;
 use crate::tool::served::Disk;
@@ -71,32 +71,28 @@ fn a_clone_of_an_export_works_in_every_job_and_for_qemu() {
 fn a_clone_is_flattened_over_kills_of_its_server_and_of_the_job() {
     let room = Room::new();
     make_disk(&room, "raw:base.raw");
-    let serve = |room: &Room| Server::nbdkit(room, "-r --filter=delay file base.raw rdelay=100ms", "base");
-    let mut server = serve(&room);
+    let server = Server::slow(&room, "base.raw", "base");
     let parent = uri("base");
     room.done(&format!("image create qcow2:clone.qcow2 --parent {parent}"));
     let flatten = format!("image flatten qcow2:clone.qcow2 --parent {parent}");
-    let wait_for_progress = |job: &mut std::process::Child| {
-        let before = room.space("clone.qcow2");
-        while room.space("clone.qcow2") < before + (1 << 20) {
-            assert_eq!(job.try_wait().unwrap(), None);
-            std::thread::yield_now();
-        }
-    };
     let mut job = start(&room, &flatten);
-    wait_for_progress(&mut job);
+    wait_for_progress(&room, "clone.qcow2", &mut job);
     job.kill().unwrap();
     job.wait().unwrap();
+    drop(server);
+    let fast = Server::nbdkit(&room, "-r file base.raw", "base");
     assert!(contents(&room, &format!("qcow2:clone.qcow2 raw:copy.raw --parent {parent}")) == room.read("full.raw"));
+    drop(fast);
+    let server = Server::slow(&room, "base.raw", "base");
     let mut job = start(&room, &flatten);
     let mut lines = BufReader::new(job.stderr.take().unwrap()).lines();
-    wait_for_progress(&mut job);
+    wait_for_progress(&room, "clone.qcow2", &mut job);
     drop(server);
     wait_for_line(&mut lines, "connection lost");
-    server = serve(&room);
+    let fast = Server::nbdkit(&room, "-r file base.raw", "base");
     let rest: Vec<String> = lines.map(Result::unwrap).collect();
     assert!(job.wait().unwrap().success(), "{rest:?}");
-    drop(server);
+    drop(fast);
     assert!(contents(&room, "qcow2:clone.qcow2 raw:copy.raw") == room.read("full.raw"), "the flattened clone differs");
     room.done("image check qcow2:clone.qcow2");
 }

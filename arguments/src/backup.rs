@@ -12,7 +12,8 @@ pub const EXAMPLES: &str = include_str!("backup_examples.txt");
 
 /// Tapline's backup program: keeps disks on a backup target, and brings them back.
 ///
-/// A TARGET is a directory, such as a mount of NFS or SMB. A disk is the URI of an NBD export
+/// A TARGET is a directory, such as a mount of NFS or SMB, or s3://BUCKET[/PREFIX], whose server and credentials are in
+/// AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. A disk is the URI of an NBD export
 /// (nbd+unix:///EXPORT?socket=PATH, nbd://HOST[:PORT]/EXPORT), or an image that no virtual machine uses (FORMAT:PATH).
 /// A backup is named by its ID, or the first 8 or more digits of it. Exit codes: 0 success, 2 the target is damaged, 4
 /// the command failed, 6 no such target or backup, 7 it exists already or is in use, 9 no space, 64 invalid arguments.
@@ -69,7 +70,7 @@ pub enum Backup {
 /// The verbs of `tapline backup target`.
 #[derive(Debug, Subcommand)]
 pub enum BackupTarget {
-    /// Make an empty directory a backup target
+    /// Make an empty directory, or an unused prefix of a bucket, a backup target
     Create(TargetCreate),
     /// Show a target: its ID, layout and encryption, and what is on it
     Show(TargetShow),
@@ -78,7 +79,7 @@ pub enum BackupTarget {
 /// A target, and how it is opened.
 #[derive(Clone, Debug, Args)]
 pub struct At {
-    /// The backup target: a directory
+    /// The backup target: a directory, or s3://BUCKET[/PREFIX]
     #[arg(value_name = "TARGET")]
     pub target: PathBuf,
     /// The key file that the target was created with, if it is encrypted

@@ -44,7 +44,7 @@ pub enum Error {
     )]
     NoTarget,
     /// There is a target already.
-    #[error("there is a backup target already: open it, or use an empty directory")]
+    #[error("there is a backup target already: open it, or use an empty directory or another prefix")]
     TargetExists,
     /// A later version of this program made the target.
     #[error("the target has version {found} of the format, and this program knows up to {known}: update the program")]

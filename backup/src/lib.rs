@@ -1,8 +1,8 @@
 //! The store of disk backups.
 //!
-//! A *target* is an object store (a directory, a mount, later S3) with chunks of disks, compressed, and encrypted if it
-//! was created with a key. A *backup* is the content of one disk at one moment. Equal chunks are stored once, whichever
-//! disk and host they come from, and several hosts use one target at the same time without locks.
+//! A *target* is an object store (a directory, a mount, a bucket of S3) with chunks of disks, compressed, and encrypted
+//! if it was created with a key. A *backup* is the content of one disk at one moment. Equal chunks are stored once,
+//! whichever disk and host they come from, and several hosts use one target at the same time without locks.
 //!
 //! [`Target`] is the door: [`Target::back_up`], [`Target::backups`], [`Reader`], [`Target::verify`], [`Target::prune`].
 //! Callers bring the disk as a [`Source`] and the time; nothing here has a clock. Retention is the caller's: it says

@@ -227,7 +227,8 @@ impl View {
     /// Marks a state that was appended to this view, and deletes the entries before it.
     pub fn shorten(&self, target: &Target, entry: Id) -> Result<(), Error> {
         let number = self.last + 1;
-        target.store.put(&Name::log_mark(target.id(), number, entry), &[])?;
+        // Its name has the id of the entry: if it is taken, then by a call of ours whose answer was lost.
+        put_own(&*target.store, &Name::log_mark(target.id(), number, entry), &[])?;
         for old in self.base..number {
             target.store.delete(&Name::log(target.id(), old))?;
         }

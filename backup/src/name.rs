@@ -64,7 +64,8 @@ impl Name {
         Name(format!("{}-{entry}", Name::log(target, number)))
     }
 
-    pub(crate) fn temporary(id: Id) -> Name {
+    /// A name for what is deleted again.
+    pub fn temporary(id: Id) -> Name {
         Name(format!("{}{id}", prefix::TEMPORARY))
     }
 

@@ -132,7 +132,14 @@ pub fn create(image: &ImageName, len: u64) -> Result<(), Failure> {
 
 fn program() -> Result<Command, Failure> {
     match control::installed::program(PROGRAM) {
-        Ok(path) => Ok(Command::new(path)),
+        Ok(path) => {
+            let mut command = Command::new(path);
+            // It parses images that anybody may have written: keys to a bucket are not for it.
+            for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"AWS_")) {
+                command.env_remove(name);
+            }
+            Ok(command)
+        }
         Err(error) => Err(Failure::cannot(format_args!("run {PROGRAM}"), error)
             .advise(format!("install {PROGRAM} in the directory of tapline-backup or in the PATH"))),
     }

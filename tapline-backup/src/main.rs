@@ -20,10 +20,10 @@ mod output;
 mod place;
 mod progress;
 mod prune;
-
 mod remote;
 mod restore;
 mod retention;
+mod s3;
 mod serve;
 mod stop;
 mod target;

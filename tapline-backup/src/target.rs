@@ -6,13 +6,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use arguments::backup::{At, TargetCreate, TargetShow, Threads};
-use backup::{Directory, Id, Key, Layout, ObjectStore, Record, Target, prefix};
+use backup::{Directory, Id, Key, Layout, Name, ObjectStore, Record, Target, prefix};
 use control::printable;
 use control::size::readable;
 use serde_json::json;
 
 use crate::failure::{Exit, Failure};
 use crate::output::{print, print_json};
+use crate::s3::{S3, SCHEME};
 
 /// What an interrupted creation leaves in a directory.
 const MAY_BE_LEFT: [&str; 2] = ["log", "tmp"];
@@ -56,11 +57,46 @@ impl Opened {
 }
 
 fn store(path: &Path) -> Result<Arc<dyn ObjectStore>, Failure> {
-    if path.to_str().is_some_and(|text| text.contains("://")) {
-        let what = format!("cannot open the target {}: only directories can be targets", path.display());
-        return Err(Failure::new(Exit::Usage, what).advise("mount the storage, and give the directory"));
+    Ok(match url(path)? {
+        Some(url) => Arc::new(S3::open(url)?),
+        None => Arc::new(Directory::open(path)?),
+    })
+}
+
+/// The store for a new target, in which nothing else is.
+fn empty_store(path: &Path) -> Result<Arc<dyn ObjectStore>, Failure> {
+    if let Some(url) = url(path)? {
+        let store = S3::open(url)?;
+        let others = store.others(|name| name.is_of_log() || name.is_temporary())?;
+        return match others.iter().find(|name| *name == Name::format().as_str()).or(others.first()) {
+            Some(other) => Err(not_empty(path, other)),
+            None => Ok(Arc::new(store)),
+        };
     }
-    Ok(Arc::new(Directory::open(path)?))
+    let store = Directory::open(path)?;
+    check_empty(path, &store)?;
+    Ok(Arc::new(store))
+}
+
+/// The target as a URL, if it is one.
+fn url(path: &Path) -> Result<Option<&str>, Failure> {
+    match path.to_str() {
+        Some(text) if text.starts_with(SCHEME) => Ok(Some(text)),
+        Some(text) if text.contains("://") => {
+            let what = format!("cannot open the target {}: only directories and s3:// can be targets", path.display());
+            Err(Failure::new(Exit::Usage, what).advise("mount the storage, and give the directory"))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// A place for a new target has `found`.
+fn not_empty(path: &Path, found: &str) -> Failure {
+    if found == Name::format().as_str() {
+        return backup::Error::TargetExists.into();
+    }
+    let what = format!("{} is not empty: it has {}", path.display(), printable(found));
+    Failure::new(Exit::Conflict, what).advise("use an empty directory, or an unused prefix in the bucket")
 }
 
 fn read_key(path: &Path) -> Result<Key, Failure> {
@@ -70,8 +106,7 @@ fn read_key(path: &Path) -> Result<Key, Failure> {
 /// `backup target create`.
 pub fn create(create: &TargetCreate) -> Result<Exit, Failure> {
     let path = &create.at.target;
-    let store = store(path)?;
-    check_empty(path, &*store)?;
+    let store = empty_store(path)?;
     let chunk = u32::try_from(create.chunk_size.0).unwrap_or(u32::MAX);
     let layout = Layout { chunk, level: i32::from(create.compression), ..Layout::default() };
     let key = match (&create.at.key_file, &create.new_key) {
@@ -105,13 +140,9 @@ fn check_empty(path: &Path, store: &dyn ObjectStore) -> Result<(), Failure> {
     let failed = |error| Failure::cannot(format_args!("list {}", path.display()), error);
     for entry in fs::read_dir(path).map_err(failed)? {
         let name = entry.map_err(failed)?.file_name();
-        if name == "format" {
-            return Err(backup::Error::TargetExists.into());
-        }
         let is_left = MAY_BE_LEFT.iter().any(|own| name == *own && is_left_over(&path.join(own), own, store));
         if !is_left && name != OF_FILE_SYSTEM {
-            let what = format!("{} is not empty: it has {}", path.display(), printable(&name.to_string_lossy()));
-            return Err(Failure::new(Exit::Conflict, what).advise("use an empty directory"));
+            return Err(not_empty(path, &name.to_string_lossy()));
         }
     }
     Ok(())

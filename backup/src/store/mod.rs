@@ -60,6 +60,8 @@ pub enum StoreErrorKind {
     Vanished,
     /// The storage cannot create an object atomically without replacing another.
     Unsuitable,
+    /// The server does not accept the credentials, or does not let them do this.
+    Refused,
     /// Any other failure of the storage.
     Io,
 }
@@ -72,8 +74,11 @@ impl StoreErrorKind {
             Self::NoSpace => "the target is full: free space or prune backups, and repeat; data sent so far is kept",
             Self::Vanished => "the target is not reachable: check the mount, the server or the network, and repeat",
             Self::Unsuitable => {
-                "the file system can neither rename without replacing nor make hard links, which two hosts on one \
-                 target need; use another file system"
+                "the storage cannot create an object without replacing another, which two hosts on one target need (a \
+                 file system: by hard links, or renames that do not replace; S3: by If-None-Match); use another storage"
+            }
+            Self::Refused => {
+                "the server refuses access: check the credentials, their rights and the name of the bucket"
             }
             Self::Io => "the storage failed: check the server or the disk, and repeat",
         }

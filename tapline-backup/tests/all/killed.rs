@@ -12,10 +12,14 @@ fn kill(child: &mut std::process::Child, signal: Signal) {
 
 #[test]
 fn a_killed_backup_does_not_count_and_its_repetition_does() {
-    let room = Room::new();
+    kill_backups(&Room::new());
+}
+
+/// Kills backups at several moments.
+pub fn kill_backups(room: &Room) {
     room.image("a.raw", 160, 1);
     for lines in [1, 2, 4, 8, 16, 30] {
-        let mut child = begun(&room, &["create", "t", "raw:a.raw", "--name", "a"], lines);
+        let mut child = begun(room, &["create", &room.target, "raw:a.raw", "--name", "a"], lines);
         kill(&mut child, Signal::KILL);
         child.wait().unwrap();
         for backup in room.list() {
@@ -94,7 +98,7 @@ fn a_killed_prune_loses_nothing_and_is_repeated() {
 }
 
 /// The children of a process, of any of its threads.
-fn children(child: &std::process::Child) -> Vec<Pid> {
+pub fn children(child: &std::process::Child) -> Vec<Pid> {
     let threads = fs::read_dir(format!("/proc/{}/task", child.id())).unwrap();
     let listed = threads.filter_map(|thread| fs::read_to_string(thread.unwrap().path().join("children")).ok());
     let listed: String = listed.collect();

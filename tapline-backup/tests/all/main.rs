@@ -9,5 +9,7 @@ mod mount;
 mod room;
 mod round_trip;
 mod rule;
+mod s3;
+mod s3_server;
 mod servers;
 mod trouble;

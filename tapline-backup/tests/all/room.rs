@@ -27,6 +27,10 @@ pub fn program() -> Command {
 
 pub struct Room {
     directory: tempfile::TempDir,
+    /// The target, as commands get it.
+    pub target: String,
+    /// Variables for all commands.
+    environment: Vec<(&'static str, String)>,
 }
 
 /// How a command has ended.
@@ -69,7 +73,12 @@ impl Room {
     }
 
     pub fn without_target() -> Room {
-        Room { directory: tempfile::tempdir().unwrap() }
+        Room { directory: tempfile::tempdir().unwrap(), target: "t".to_owned(), environment: Vec::new() }
+    }
+
+    /// With a target in a bucket, not created yet.
+    pub fn with_bucket(target: &str, environment: Vec<(&'static str, String)>) -> Room {
+        Room { target: target.to_owned(), environment, ..Room::without_target() }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -80,6 +89,13 @@ impl Room {
         let mut command = program();
         // What a killed command leaves is removed with the room.
         command.env("TMPDIR", self.directory.path());
+        if !self.environment.is_empty() {
+            // Not those of a real server that other tests use.
+            for name in ["AWS_ENDPOINT_URL", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"] {
+                command.env_remove(name);
+            }
+        }
+        command.envs(self.environment.iter().cloned());
         command.args(words).current_dir(self.directory.path()).stdin(Stdio::null());
         command
     }
@@ -91,7 +107,7 @@ impl Room {
     /// The id of a new backup.
     #[track_caller]
     pub fn back_up(&self, source: &str, name: &str, more: &[&str]) -> Value {
-        let words = [&["create", "t", source, "--name", name, "--json"], more].concat();
+        let words = [&["create", &self.target, source, "--name", name, "--json"], more].concat();
         self.run(&words).json()
     }
 
@@ -128,13 +144,13 @@ impl Room {
     /// All backups on the target.
     #[track_caller]
     pub fn list(&self) -> Vec<Value> {
-        self.run(&["list", "t", "--json"]).json().as_array().unwrap().clone()
+        self.run(&["list", &self.target, "--json"]).json().as_array().unwrap().clone()
     }
 
     /// That each byte of the target is sound.
     #[track_caller]
     pub fn verify(&self) {
-        let verified = self.run(&["verify", "t"]);
+        let verified = self.run(&["verify", &self.target]);
         assert_eq!(verified.code, 0, "{verified:?}");
     }
 
@@ -142,7 +158,7 @@ impl Room {
     #[track_caller]
     pub fn restores(&self, id: &str, image: &str) {
         let name = format!("restored-{}.raw", fastrand::u64(..));
-        let ran = self.run(&["restore", "t", id, &format!("raw:{name}")]);
+        let ran = self.run(&["restore", &self.target, id, &format!("raw:{name}")]);
         assert_eq!(ran.code, 0, "{ran:?}");
         self.same(&name, image);
         std::fs::remove_file(self.path(&name)).unwrap();

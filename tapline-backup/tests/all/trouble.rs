@@ -52,19 +52,23 @@ fn a_target_that_goes_away_is_an_error_and_no_backup() {
 
 #[test]
 fn two_hosts_back_up_while_a_third_prunes() {
-    let room = Room::new();
+    back_up_and_prune_at_once(&Room::new());
+}
+
+/// Two hosts back up while a third one prunes.
+pub fn back_up_and_prune_at_once(room: &Room) {
     // Without a period of grace prunes take what is being sent, and a backup may give up: but never lose anything.
     for (round, grace) in [(0, "1"), (1, "0"), (2, "1")] {
         for (seed, name) in [(1, "a"), (2, "b")] {
             room.image(&format!("{name}.raw"), 96, round * 2 + seed);
         }
         let start = |name: &str| {
-            let mut command = room.command(&["create", "t", &format!("raw:{name}.raw"), "--name", name]);
+            let mut command = room.command(&["create", &room.target, &format!("raw:{name}.raw"), "--name", name]);
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
         };
         let mut children = ["a", "b"].map(|name| (name, start(name)));
         while children.iter_mut().any(|(_, child)| child.try_wait().unwrap().is_none()) {
-            let pruned = room.run(&["prune", "t", "--grace", grace, "--keep-last", "1"]);
+            let pruned = room.run(&["prune", &room.target, "--grace", grace, "--keep-last", "1"]);
             assert_eq!(pruned.code, 0, "{pruned:?}");
         }
         for (name, child) in children {

@@ -1,0 +1,148 @@
+//! Targets in a bucket: of a server in memory, or, with `TAPLINE_TEST_S3=s3://BUCKET` and the variables that Tapline
+//! itself uses, of a real one.
+
+use crate::killed::{children, kill_backups};
+use crate::room::{Room, begun, id};
+use crate::s3_server::{Bucket, Fault};
+use crate::trouble::back_up_and_prune_at_once;
+
+const TARGET: &str = "s3://bucket/of/tests";
+
+/// An empty target on a server without faults, which is a real one if there is one.
+fn sound() -> (Option<Bucket>, Room) {
+    let Ok(real) = std::env::var("TAPLINE_TEST_S3") else {
+        let (bucket, room) = bucket();
+        return (Some(bucket), room);
+    };
+    let target = format!("{real}/{:016x}", fastrand::u64(..));
+    let room = Room::with_bucket(&target, Vec::new());
+    let made = room.run(&["target", "create", &target]);
+    assert_eq!(made.code, 0, "{made:?}");
+    (None, room)
+}
+
+/// A bucket with an empty target.
+fn bucket() -> (Bucket, Room) {
+    let bucket = Bucket::start();
+    let room = Room::with_bucket(TARGET, bucket.environment());
+    let made = room.run(&["target", "create", TARGET]);
+    assert_eq!(made.code, 0, "{made:?}");
+    (bucket, room)
+}
+
+/// A full and an incremental backup, a clone that costs nothing, a prune.
+fn exercise(room: &Room) {
+    room.image("a.raw", 48, 1);
+    let first = room.back_up("raw:a.raw", "a", &[]);
+    let clone = room.back_up("raw:a.raw", "b", &[]);
+    assert!(clone["statistics"]["sent"].as_u64().unwrap() < 1 << 20, "{clone}");
+    room.restores(id(&first), "a.raw");
+    room.restores(id(&clone), "a.raw");
+    room.image("a.raw", 48, 2);
+    let second = room.back_up("raw:a.raw", "a", &[]);
+    let pruned = room.run(&["prune", &room.target, "--keep-last", "1", "--grace", "0"]);
+    assert_eq!(pruned.code, 0, "{pruned:?}");
+    assert_eq!(room.list().len(), 2);
+    room.restores(id(&second), "a.raw");
+    room.verify();
+}
+
+#[test]
+fn backups_are_kept_in_a_bucket_beside_other_objects() {
+    let (bucket, room) = bucket();
+    bucket.put("of/tests-2/format", b"another");
+    bucket.put("other", b"of others");
+    exercise(&room);
+    assert!(bucket.names().contains(&"of/tests/format".to_owned()), "{:?}", bucket.names());
+    let again = room.run(&["target", "create", TARGET]);
+    again.failed(7, "a backup target already");
+    bucket.damage("of/tests/packs/");
+    let verified = room.run(&["verify", TARGET]);
+    assert_eq!(verified.code, 2, "{verified:?}");
+}
+
+#[test]
+fn a_bucket_keeps_what_a_directory_does() {
+    let (_bucket, room) = sound();
+    exercise(&room);
+}
+
+#[test]
+fn lost_answers_conflicts_and_a_busy_server_change_nothing() {
+    for fault in [Fault::LostAnswers, Fault::Conflicts, Fault::Busy] {
+        let bucket = Bucket::start();
+        bucket.set(fault);
+        let room = Room::with_bucket(TARGET, bucket.environment());
+        let made = room.run(&["target", "create", TARGET]);
+        assert_eq!(made.code, 0, "{fault:?}: {made:?}");
+        exercise(&room);
+    }
+}
+
+#[test]
+fn the_process_that_serves_an_image_has_no_keys() {
+    let (_bucket, room) = bucket();
+    room.image("a.raw", 400, 1);
+    let mut child = begun(&room, &["create", TARGET, "raw:a.raw", "--name", "a"], 1);
+    let serving = children(&child);
+    let environment = std::fs::read(format!("/proc/{}/environ", serving[0].as_raw_nonzero())).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let text = String::from_utf8_lossy(&environment);
+    assert!(text.contains("TMPDIR=") && !text.contains("AWS_"), "{text}");
+}
+
+#[test]
+fn killed_backups_in_a_bucket_do_not_count() {
+    let (_bucket, room) = sound();
+    kill_backups(&room);
+}
+
+#[test]
+fn hosts_share_a_bucket() {
+    let (_bucket, room) = sound();
+    back_up_and_prune_at_once(&room);
+}
+
+#[test]
+fn a_server_that_replaces_objects_is_refused() {
+    let bucket = Bucket::start();
+    bucket.set(Fault::Replaces);
+    let room = Room::with_bucket(TARGET, bucket.environment());
+    room.run(&["target", "create", TARGET]).failed(4, "If-None-Match");
+    assert!(bucket.names().is_empty(), "{:?}", bucket.names());
+    bucket.set(Fault::None);
+    assert_eq!(room.run(&["target", "create", TARGET]).code, 0);
+    // Another server has been put in its place.
+    bucket.set(Fault::Replaces);
+    room.image("a.raw", 4, 1);
+    let made = room.run(&["create", TARGET, "raw:a.raw", "--name", "a"]);
+    made.failed(4, "If-None-Match");
+}
+
+#[test]
+fn troubles_of_a_bucket_are_named() {
+    let (bucket, room) = bucket();
+    room.image("a.raw", 8, 1);
+    let create = ["create", TARGET, "raw:a.raw", "--name", "a"];
+    for (fault, code, text) in [
+        (Fault::Full, 9, "the target is full"),
+        (Fault::Denied, 4, "check the credentials"),
+        (Fault::Gone, 4, "NoSuchBucket"),
+    ] {
+        bucket.set(fault);
+        room.run(&create).failed(code, text);
+    }
+    bucket.set(Fault::None);
+    room.run(&["list", "s3://bucket/nothing"]).failed(6, "create a target");
+    room.run(&["list", "s3://elsewhere/x"]).failed(4, "NoSuchBucket");
+    room.run(&["list", "s3://bu cket"]).failed(64, "s3://BUCKET/PREFIX");
+    bucket.put("used/by-others.txt", b"a");
+    room.run(&["target", "create", "s3://bucket/used"]).failed(7, "by-others.txt");
+    room.run(&["target", "create", "s3://bucket"]).failed(7, "is not empty");
+    let unset = Room::with_bucket(TARGET, bucket.environment()[..2].to_vec());
+    unset.run(&["list", TARGET]).failed(64, "AWS_ACCESS_KEY_ID");
+    let away = vec![("AWS_ENDPOINT_URL", "http://127.0.0.1:1".to_owned())];
+    let room = Room::with_bucket(TARGET, [&bucket.environment()[1..], &away].concat());
+    room.run(&["list", TARGET]).failed(4, "is not reachable");
+}

@@ -7,6 +7,7 @@ use std::str::FromStr;
 
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use control::size::Size;
+use control::tracking::ExpectedMaps;
 use control::{FormatName, ImageName, NotAnImage, SizeRule};
 
 use super::{Access, Confirm, Handing, NewSize, Parents, Sharing, number};
@@ -186,8 +187,11 @@ pub struct Changes {
     #[arg(long, value_name = "FORMAT:PATH")]
     pub image: Option<ImageName>,
     /// How the parts are listed. xapi: a base64 bitmap of blocks of 64 KiB, as XenAPI's VDI.list_changed_blocks
-    #[arg(long, value_name = "FORMAT", conflicts_with = "json")]
+    #[arg(long, value_name = "FORMAT")]
     pub format: Option<ChangesFormat>,
+    /// What a daemon has recorded of each map, in JSON; fail unless they are those, and complete
+    #[arg(long, hide = true, requires = "handed")]
+    pub expect: Option<ExpectedMaps>,
     /// Where its files come from.
     #[command(flatten)]
     pub handing: Handing,

@@ -14,6 +14,7 @@ mod engine_watch;
 mod event_loop;
 mod guest;
 mod handover;
+mod map_of_daemon;
 mod own_keys;
 mod page;
 

@@ -12,13 +12,16 @@
 
 use std::path::PathBuf;
 
-use api::{ImageFormat, Mode, Problem};
+use api::{ImageFormat, Mode, Problem, map_file};
 use control::ask::{self, Method};
+use control::tracking::NewMap;
+use jiff::Timestamp;
 use repo::catalogue::Image;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::file::{described, make_image, physical, remove_unrecorded};
+use super::tracking::{prepare_map, remove_unrecorded_map};
 use super::{Chain, chain, file_name};
 use crate::daemon::Daemon;
 use crate::disk::control::PassedFile;
@@ -41,7 +44,13 @@ pub struct Leaf {
     pub format: ImageFormat,
     /// The VBD through which the VDI is being written, if there is one.
     pub vbd: Option<Uuid>,
+    /// The map of changed blocks of the interval that begins, if changes are recorded.
+    #[serde(default)]
+    pub map: Option<Uuid>,
 }
+
+/// A new map and its file.
+type PassedMap = (NewMap, PassedFile);
 
 /// The VBD through which a VDI is being written; its disk process must then make all changes.
 pub fn writer_of(vdi: &api::Vdi) -> Option<Uuid> {
@@ -55,23 +64,29 @@ impl Leaf {
         let Some(vbd) = self.vbd else {
             return make_image(daemon, self.sr, self.image, self.format, Vec::new(), Some(&below)).await;
         };
-        let (path, opened) = self.open_for_switch(below).await?;
-        let snapshot = ask::Snapshot { to: names::image_name(self.format, path), method: Method::Chain, map: None };
-        Ok(live::ask(daemon, vbd, snapshot, opened).await.map(drop)?)
+        let (path, opened, map) = self.open_for_switch(below).await?;
+        let (new, map) = map.unzip();
+        let to = names::image_name(self.format, path);
+        let path = map.as_ref().map(|map: &PassedFile| map.path.clone());
+        let snapshot = ask::Snapshot { to, method: Method::Chain, map: path, new };
+        Ok(live::ask_with(daemon, vbd, snapshot, opened, map.into_iter().collect()).await.map(drop)?)
     }
 
-    /// Creates the new file, and opens the old one for reading only, as the disk process will have it.
-    async fn open_for_switch(&self, below: Chain) -> Result<(PathBuf, Vec<PassedFile>), Problem> {
-        let new = file_name(self.image, self.format);
+    /// Creates the new file, and the one of its map; and opens the old one for reading only, as the disk process will
+    /// have it.
+    async fn open_for_switch(&self, below: Chain) -> Result<(PathBuf, Vec<PassedFile>, Option<PassedMap>), Problem> {
+        let (new, map) = (file_name(self.image, self.format), self.map);
         blocking("open files", move || {
             let directory = &below.directory;
             let path = directory.path().join(&new);
-            let mut files = vec![PassedFile { path: path.clone(), write: true, file: directory.create_image(&new)? }];
+            let leaf = directory.create_image(&new)?;
+            let map = map.map(|map| prepare_map(directory, &leaf, map)).transpose()?;
+            let mut files = vec![PassedFile { path: path.clone(), write: true, file: leaf }];
             if let Some(old) = below.images.first() {
                 let file = directory.open_image(&old.file, false)?;
                 files.push(PassedFile { path: old.path(directory.path()), write: false, file });
             }
-            Ok((path, files))
+            Ok((path, files, map))
         })
         .await
     }
@@ -94,7 +109,22 @@ impl Leaf {
         if let Some(now) = tx.find_image(below.uuid)? {
             tx.set_image(&Image { physical: below.physical, ..now })?;
         }
+        if tx.vdi_image(self.vdi)? == image.uuid {
+            return Ok(());
+        }
+        self.record_map(tx)?;
         tx.set_vdi_image(self.vdi, image.uuid)
+    }
+
+    fn record_map(&self, tx: &mut repo::Tx<'_>) -> Result<(), Problem> {
+        if tx.vdi(self.vdi)?.cbt.is_none() {
+            return Ok(());
+        }
+        let changed = tx.change_tracking(self.vdi, |tracking| match self.map {
+            Some(map) => tracking.switch(map, Timestamp::now()),
+            None => tracking.end("a snapshot or a clone was made while no changes were recorded"),
+        });
+        changed.map(drop)
     }
 
     /// Rolls the leaf back. Of an unplugged VDI its file is removed. Of a plugged one it is recorded as the leaf if the
@@ -111,7 +141,11 @@ impl Leaf {
                 return daemon.catalogue.write(move |tx| leaf.record(tx, &images)).await;
             }
         }
-        remove_unrecorded(daemon, self.sr, &file_name(self.image, self.format)).await
+        remove_unrecorded(daemon, self.sr, &file_name(self.image, self.format)).await?;
+        match self.map {
+            Some(map) => remove_unrecorded_map(daemon, self.sr, map).await,
+            None => Ok(()),
+        }
     }
 
     /// Whether it is the leaf of the disk process, or was when that exited.
@@ -120,6 +154,14 @@ impl Leaf {
             return Ok(layers.first().is_some_and(|leaf| leaf.names(&file_name(self.image, self.format))));
         }
         let mut chain = Chain::of_image(daemon, self.below).await?;
+        if let Some(map) = self.map {
+            // The map is complete, durably, before the disk uses the leaf.
+            let directory = chain.directory.clone();
+            let is_empty = blocking("examine a map", move || directory.is_empty(&map_file(map))).await?;
+            if is_empty {
+                return Ok(false);
+            }
+        }
         let image = match self.described(daemon).await {
             Ok((image, _)) => image,
             // The file does not even exist.

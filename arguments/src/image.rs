@@ -104,6 +104,9 @@ pub struct Create {
     /// Use a chain in which a parent was modified after its child was created
     #[arg(long, requires = "parent")]
     pub accept_changed_parent: bool,
+    /// Have the parent process say, on standard input, in which map changes of the child are recorded later
+    #[arg(long, requires_all = ["handed", "parent"], hide = true)]
+    pub map_of_daemon: bool,
     /// Where its files come from.
     #[command(flatten)]
     pub handing: Handing,

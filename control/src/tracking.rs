@@ -13,6 +13,9 @@
 //! 4. The process has made the session of the map durable, and records changes: [`FromDisk::Recording`]. The daemon
 //!    removes the old session from the mark.
 //!
+//! A snapshot of a disk that is not served ends the interval of a map as well: the process that makes the new image
+//! verifies the map in the same way, and gets the next one ([`ToDisk::Begin`]), which continues it.
+//!
 //! Whenever this is interrupted, the mark has the session of the map, and no other map can have the new session.
 //!
 //! It knows neither files nor sockets. Ids of maps and sessions are 32 hexadecimal digits, drawn at random.

@@ -14,7 +14,6 @@ mod engine_watch;
 mod event_loop;
 mod guest;
 mod handover;
-mod map_of_daemon;
 mod own_keys;
 mod page;
 

@@ -88,3 +88,6 @@ impl Tx<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod test;

@@ -18,10 +18,10 @@ use uring::{Engine, ImageFile};
 use crate::files::Files;
 use crate::files::mark::{self, hex};
 use crate::image::chain::Layers;
+use crate::image::map_of_daemon::{Chosen, Daemon, EmptyMap, VOID_LOG};
 use crate::image::tracking::{self, OpenMap};
 use crate::process::failure::Failure;
 use crate::process::log::say;
-use crate::serve::map_of_daemon::{Chosen, Daemon, EmptyMap, VOID_LOG};
 use crate::serve::takeover::Takeover;
 
 /// What is to be done after a map was lost.
@@ -238,7 +238,8 @@ impl Changes {
         }
         let Some(current) = &mut self.current else { return };
         let state = disk.map_state().unwrap_or(MapState::Kept);
-        if state == current.said {
+        // A map that is being ended at a client's request is kept until then.
+        if state == current.said || state == MapState::Kept {
             return;
         }
         let name = current.path.display();

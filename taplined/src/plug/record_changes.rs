@@ -78,7 +78,7 @@ pub async fn agree(daemon: &Daemon, socket: OwnedFd, recording: Recording) -> Re
     });
     recorded.await?;
     let at_work = talk.clone();
-    match blocking("begin a map of changed blocks", move || at_work.begin(new)).await? {
+    match blocking("begin a map of changed blocks", move || at_work.begin(new, &at_work.recording.image)).await? {
         Outcome::Records => {}
         Outcome::Exited => return Ok(()),
         Outcome::Refused(why) => {
@@ -92,16 +92,53 @@ pub async fn agree(daemon: &Daemon, socket: OwnedFd, recording: Recording) -> Re
     Ok(())
 }
 
+/// Agrees with the process that makes `leaf`, the new image of a disk that is not served, on the map `new` of the interval
+/// that begins with it. Returns false if not all changes until now are known: then there is no map.
+pub fn begin_next_interval(socket: OwnedFd, recording: Recording, leaf: &File, new: Uuid) -> Result<bool, Problem> {
+    let talk = Talk { socket, recording };
+    let outcome = match talk.recording.map.map(|map| talk.verify(map)).transpose()? {
+        Some(Ok(_)) => return Ok(matches!(talk.begin(new, leaf)?, Outcome::Records)),
+        Some(Err(outcome)) => outcome,
+        None => talk.try_to_continue(None)?,
+    };
+    if let Outcome::Refused(why) = outcome {
+        tracing::warn!(vdi = %talk.recording.vdi, "its map of changed blocks ends with a snapshot of it: {why}");
+        talk.send(&ToDisk::Unrecorded, None)?;
+    }
+    Ok(false)
+}
+
 impl Talk {
     /// Has the process continue a map, if that is the map of the image and the process finds nothing wrong.
     fn try_to_continue(&self, map: Option<ChangeMap>) -> Result<Outcome, Problem> {
+        let Some(map) = map else {
+            return Ok(match self.receive()? {
+                Some(FromDisk::Locked) => Outcome::Refused("there was no map".into()),
+                None => Outcome::Exited,
+                Some(other) => return Err(unexpected(&other)),
+            });
+        };
+        let (found, before) = match self.verify(map)? {
+            Ok(verified) => verified,
+            Err(outcome) => return Ok(outcome),
+        };
+        let session = mark::digits(Uuid::new_v4());
+        let both = Mark { sessions: vec![before, session.clone()], ..found };
+        if let Err(problem) = mark::set(&self.recording.image, &both) {
+            return Ok(Outcome::Refused(problem.detail));
+        }
+        self.send(&ToDisk::Session(session.clone()), None)?;
+        self.records(map.uuid, &Mark { sessions: vec![session], ..both })
+    }
+
+    /// Has the process verify a map; returns the mark of the image and the session of the map.
+    fn verify(&self, map: ChangeMap) -> Result<Result<(Mark, String), Outcome>, Problem> {
         match self.receive()? {
             Some(FromDisk::Locked) => {}
-            None => return Ok(Outcome::Exited),
+            None => return Ok(Err(Outcome::Exited)),
             Some(other) => return Err(unexpected(&other)),
         }
-        let refused = |why: &str| Ok(Outcome::Refused(why.into()));
-        let Some(map) = map else { return refused("there was no map") };
+        let refused = |why: &str| Ok(Err(Outcome::Refused(why.into())));
         let image = &self.recording.image;
         let Some(found) = mark::read(image)? else {
             return refused("the image was opened for writing without recording, restored, or replaced");
@@ -116,26 +153,19 @@ impl Talk {
         if found.file != id {
             return refused("the image is a copy of the one whose changes were recorded");
         }
-        let (path, file) = match self.recording.directory.open_marked(&map.file(), true) {
-            Ok(file) => (self.path(map.uuid), file),
+        let file = match self.recording.directory.open_marked(&map.file(), true) {
+            Ok(file) => file,
             Err(problem) if problem.code == Code::NotFound => return refused("the file of the map is missing"),
             Err(problem) => return refused(&problem.detail),
         };
-        let state = mark::state(image)?;
+        let (path, state) = (self.path(map.uuid), mark::state(image)?);
         self.send(&ToDisk::Continue { path, mark: found.clone(), state }, Some(file))?;
-        let before = match self.receive()? {
-            None => return Ok(Outcome::Exited),
-            Some(FromDisk::Refused(why)) => return Ok(Outcome::Refused(why)),
-            Some(FromDisk::Verified(session)) if found.sessions.contains(&session) => session,
-            Some(other) => return Err(unexpected(&other)),
-        };
-        let session = mark::digits(Uuid::new_v4());
-        let both = Mark { sessions: vec![before, session.clone()], ..found };
-        if let Err(problem) = mark::set(image, &both) {
-            return refused(&problem.detail);
+        match self.receive()? {
+            None => Ok(Err(Outcome::Exited)),
+            Some(FromDisk::Refused(why)) => Ok(Err(Outcome::Refused(why))),
+            Some(FromDisk::Verified(session)) if found.sessions.contains(&session) => Ok(Ok((found, session))),
+            Some(other) => Err(unexpected(&other)),
         }
-        self.send(&ToDisk::Session(session.clone()), None)?;
-        self.records(map.uuid, &Mark { sessions: vec![session], ..both })
     }
 
     /// Waits until the process records changes in a map; then the mark needs no other session.
@@ -153,18 +183,20 @@ impl Talk {
         }
     }
 
-    /// Has the process begin a map.
-    fn begin(&self, map: Uuid) -> Result<Outcome, Problem> {
+    /// Has the process begin a map of an image.
+    fn begin(&self, map: Uuid, image: &File) -> Result<Outcome, Problem> {
         let made = self.recording.directory.create_image(&map_file(map));
-        let made = made.and_then(|file| Ok((mark::set_new(&self.recording.image, map)?, file)));
+        let made = made.and_then(|file| Ok((mark::set_new(image, map)?, file)));
         let (new, file) = match made {
             Ok(made) => made,
             Err(problem) => return Ok(Outcome::Refused(problem.detail)),
         };
-        let file_id = mark::id_of(&self.recording.image)?;
-        let mark = Mark { map: new.map.clone(), file: file_id, sessions: vec![new.session.clone()] };
         self.send(&ToDisk::Begin { path: self.path(map), new }, Some(file))?;
-        self.records(map, &mark)
+        match self.receive()? {
+            None => Ok(Outcome::Exited),
+            Some(FromDisk::Recording(id)) if id == mark::digits(map) => Ok(Outcome::Records),
+            Some(other) => Err(unexpected(&other)),
+        }
     }
 
     fn path(&self, map: Uuid) -> PathBuf {

@@ -152,9 +152,11 @@ pub async fn state(
     let versions = versions_for(&sr, &vdi)?;
     let vbd = writer_of(&vdi);
     let chain = versions == Versions::Chain;
-    let map = match vbd.filter(|_| chain) {
-        Some(vbd) => next_map(daemon, &vdi, vbd).await?,
-        None => None,
+    let is_tracked = vdi.cbt.as_ref().is_some_and(|tracking| tracking.enabled && !tracking.maps.is_empty());
+    let map = match vbd {
+        Some(vbd) if chain => next_map(daemon, &vdi, vbd).await?,
+        None if chain && is_tracked => Some(Uuid::new_v4()),
+        _ => None,
     };
     // A read-only VDI needs no new leaf before other images are based on it.
     let leaf = (chain && !vdi.read_only).then(|| Leaf {

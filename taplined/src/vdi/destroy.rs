@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::about_vdi;
 use super::file::remove_file;
-use super::tracking::remove_unrecorded_map;
+use super::tracking::{remove_unneeded_maps, remove_unrecorded_map};
 use crate::daemon::Daemon;
 use crate::task::Context;
 use crate::task::job::{Job, declare_steps};
@@ -87,6 +87,13 @@ impl Destroy {
     pub async fn remove(&self, daemon: &Daemon) -> Result<(), Problem> {
         for map in &self.maps {
             remove_unrecorded_map(daemon, self.sr, *map).await?;
+        }
+        if !self.maps.is_empty() {
+            // Later states may have had maps for the sake of this one.
+            let sr = self.sr;
+            for (vdi, ..) in daemon.catalogue.read(move |view| view.tracked_vdis(sr)).await? {
+                remove_unneeded_maps(daemon, vdi).await;
+            }
         }
         match forget_image(daemon, self.image).await {
             Err(problem) if problem.code == Code::InUse => {

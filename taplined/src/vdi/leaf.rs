@@ -17,6 +17,7 @@ use control::ask::{self, Method};
 use control::tracking::NewMap;
 use jiff::Timestamp;
 use repo::catalogue::Image;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -25,8 +26,10 @@ use super::tracking::{prepare_map, remove_unrecorded_map};
 use super::{Chain, chain, file_name};
 use crate::daemon::Daemon;
 use crate::disk::control::PassedFile;
+use crate::disk::handing::Handing;
 use crate::disk::live;
 use crate::disk::names;
+use crate::plug::record_changes::{self, Recording};
 use crate::task::blocking;
 
 /// The data to create a leaf, and to find out whether it was created.
@@ -62,7 +65,10 @@ impl Leaf {
     pub async fn make(&self, daemon: &Daemon) -> Result<(), Problem> {
         let below = Chain::of_image(daemon, self.below).await?;
         let Some(vbd) = self.vbd else {
-            return make_image(daemon, self.sr, self.image, self.format, Vec::new(), Some(&below)).await;
+            return match self.map {
+                Some(map) => self.make_with_map(daemon, below, map).await,
+                None => make_image(daemon, self.sr, self.image, self.format, Vec::new(), Some(&below)).await,
+            };
         };
         let (path, opened, map) = self.open_for_switch(below).await?;
         let (new, map) = map.unzip();
@@ -70,6 +76,44 @@ impl Leaf {
         let path = map.as_ref().map(|map: &PassedFile| map.path.clone());
         let snapshot = ask::Snapshot { to, method: Method::Chain, map: path, new };
         Ok(live::ask_with(daemon, vbd, snapshot, opened, map.into_iter().collect()).await.map(drop)?)
+    }
+
+    /// Creates the new leaf of a disk that is not plugged, and the map of its changes, unless those until now are not
+    /// known: then there is no map.
+    async fn make_with_map(&self, daemon: &Daemon, below: Chain, map: Uuid) -> Result<(), Problem> {
+        let (vdi, new) = (self.vdi, file_name(self.image, self.format));
+        let present =
+            daemon.catalogue.read(move |view| view.vdi(vdi)).await?.cbt.and_then(|cbt| cbt.maps.last().copied());
+        let path = below.directory.path().join(&new);
+        let mut words = vec!["create".into()];
+        words.extend(names::words_of(
+            std::iter::once(names::image_name(self.format, path.clone())).chain(below.names()),
+        ));
+        words.push("--map-of-daemon".into());
+        let opened = blocking("create a file", move || {
+            let failed = |error| Problem::failed("duplicate a descriptor", error);
+            let (mut handing, mut image) = (Handing::default(), None);
+            let leaf = below.directory.create_image(&new)?;
+            handing.file(&path, true, leaf.try_clone().map_err(failed)?);
+            for parent in &below.images {
+                let file = below.directory.open_marked(&parent.file, false)?;
+                image = Some(image.map_or_else(|| file.try_clone().map_err(failed), Ok)?);
+                handing.file(&parent.path(below.directory.path()), false, file);
+            }
+            let image = image.ok_or_else(|| Problem::failed("create a leaf", "it has no parent"))?;
+            Ok((handing, Recording { vdi, map: present, directory: below.directory, image }, leaf))
+        });
+        let (handing, recording, leaf) = opened.await?;
+        let talk = move |socket| record_changes::begin_next_interval(socket, recording, &leaf, map).map(drop);
+        Ok(daemon.tool.talking_image(words, handing, talk).await.map(|IgnoredAny| ())?)
+    }
+
+    /// The same leaf, without its map if that could not be begun.
+    pub async fn as_made(&self, daemon: &Daemon) -> Result<Leaf, Problem> {
+        let Some(map) = self.map else { return Ok(self.clone()) };
+        let directory = daemon.srs.directory(self.sr).await?;
+        let is_empty = blocking("examine a map", move || directory.is_empty(&map_file(map))).await?;
+        Ok(Leaf { map: self.map.filter(|_| !is_empty), ..self.clone() })
     }
 
     /// Creates the new file, and the one of its map; and opens the old one for reading only, as the disk process will

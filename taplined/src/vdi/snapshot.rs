@@ -131,7 +131,7 @@ impl KeptState {
     /// The catalogue entries for the kept state.
     pub async fn described(&self, daemon: &Daemon) -> Result<KeptImages, Problem> {
         let leaf = match &self.leaf {
-            Some(leaf) => Some((leaf.clone(), leaf.described(daemon).await?)),
+            Some(leaf) => Some((leaf.as_made(daemon).await?, leaf.described(daemon).await?)),
             None => None,
         };
         let own = match &self.own {
@@ -167,7 +167,7 @@ impl KeptState {
             Some(own) => record_once(tx, own, Some(&vdi)),
             None => tx.add_vdi(&vdi),
         }?;
-        match self.leaf.as_ref().and_then(|leaf| leaf.map) {
+        match images.leaf.as_ref().and_then(|(leaf, _)| leaf.map) {
             // The interval before it ends with the snapshot.
             Some(_) if snapshot && images.own.is_none() => tx.give_maps_to_snapshot(self.of, self.vdi),
             _ => Ok(()),

@@ -264,7 +264,11 @@ pub async fn next_map(daemon: &Daemon, vdi: &api::Vdi, vbd: Uuid) -> Result<Opti
         }
         _ => {
             let map = Uuid::new_v4();
-            begin_map(daemon, uuid, vbd, map).await?;
+            if let Err(problem) = begin_map(daemon, uuid, vbd, map).await {
+                // Its snapshot is more important.
+                tracing::warn!(vdi = %uuid, "its changed blocks are not recorded: {problem}");
+                return Ok(None);
+            }
             let recorded = daemon.catalogue.write(move |tx| {
                 tx.change_tracking(uuid, |tracking| {
                     tracking.end("the map could not be written");
@@ -310,6 +314,9 @@ pub async fn remove_unneeded_maps(daemon: &Daemon, vdi: Uuid) {
         let Some((sr, unneeded)) = found.and_then(|vdi| Some((vdi.sr, vdi.cbt?.unneeded))) else { return Ok(()) };
         for map in &unneeded {
             remove_unrecorded_map(daemon, sr, *map).await?;
+        }
+        if unneeded.is_empty() {
+            return Ok(());
         }
         let forget = move |tracking: &mut ChangeTracking| tracking.unneeded.retain(|map| !unneeded.contains(map));
         daemon.catalogue.write(move |tx| tx.change_tracking(vdi, forget)).await.map(drop)

@@ -12,12 +12,12 @@ use uring::ImageFile;
 
 use super::{Done, Driver, Phase, StepResults};
 use crate::files::Files;
+use crate::image::map_of_daemon;
 use crate::image::tracking::{self, OpenMap};
 use crate::process::failure::Failure;
 use crate::process::log::say;
 use crate::serve::changes::end_mark;
 use crate::serve::control::work::Work;
-use crate::serve::map_of_daemon;
 
 /// The map that a verb creates.
 #[derive(Debug, Default)]

@@ -1,5 +1,5 @@
-//! The agreement with the daemon about the map of changed blocks of a disk, before the disk is served
-//! ([`control::tracking`] has the messages and their order).
+//! The agreement with the daemon about the map of changed blocks of a disk, before the disk is served, or while a snapshot
+//! is taken of a disk that is not ([`control::tracking`] has the messages and their order).
 //!
 //! It reads and writes maps, and no marks: the daemon does that. Invariants: a map is continued only if it agrees with
 //! the mark that the daemon has found while this process had the image locked; its new session is durable before this
@@ -14,10 +14,10 @@ use control::tracking::{FromDisk, Mark, NewMap, ToDisk};
 use disk::changes::{FileState, MapId};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
-use uring::ImageFile;
+use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::files::mark::{hex, parse_id};
-use crate::files::passed;
+use crate::files::{Files, passed};
 use crate::image::chain::Layers;
 use crate::image::tracking::{self, OpenMap};
 use crate::process::failure::Failure;
@@ -43,18 +43,30 @@ pub enum Chosen {
 pub struct EmptyMap {
     file: ImageFile,
     id: MapId,
+    continues: Option<MapId>,
     session: MapId,
 }
 
 impl EmptyMap {
     fn of(file: OwnedFd, path: &Path, new: &NewMap) -> Result<EmptyMap, Failure> {
         let (id, session) = ids(new)?;
-        Ok(EmptyMap { file: tracking::open_passed(file, path)?, id, session })
+        Ok(EmptyMap { file: tracking::open_passed(file, path)?, id, continues: None, session })
+    }
+
+    /// Makes the map, for a disk of `len` bytes that is not served and has this new image.
+    pub fn begin_halted(self, files: &Files, image: &Path, len: u64) -> Result<MapId, Failure> {
+        let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
+        let image = files.open(image, options)?;
+        let open = self.begin(len)?;
+        let failed =
+            |error| Failure::new(format!("close the map of changed blocks {}", open.file.path().display()), error);
+        tracking::close(&open.file, &image).map_err(failed)?;
+        Ok(open.map.id())
     }
 
     /// Makes the map, for a disk of `len` bytes of which everything is durable.
     pub fn begin(self, len: u64) -> Result<OpenMap, Failure> {
-        let mut open = tracking::create_in(self.file, (self.id, None), len)?;
+        let mut open = tracking::create_in(self.file, (self.id, self.continues), len)?;
         tracking::begin_session(&mut open, self.session)?;
         Ok(open)
     }
@@ -92,6 +104,36 @@ impl Daemon {
                 (ToDisk::Unrecorded, None) => return Ok(Chosen::Unrecorded),
                 (other, _) => return Err(unexpected(&other)),
             }
+        }
+    }
+
+    /// Agrees on the map of the interval that begins with a snapshot of a disk that is not served, whose layers are open
+    /// and locked; `None` if not all changes until now are known.
+    pub fn next_interval(&self, layers: &Layers) -> Result<Option<EmptyMap>, Failure> {
+        self.send(&FromDisk::Locked)?;
+        let open = match self.receive()? {
+            (ToDisk::Continue { path, mark, state }, Some(file)) => match verified(file, &path, layers, &mark, state) {
+                Ok(open) if open.map.closed().is_some() => Ok(open),
+                // Whether a redo log fits is not examined here.
+                Ok(_) => {
+                    Err("the process that recorded in it last was killed, and the disk was not plugged since".into())
+                }
+                Err(why) => Err(why),
+            },
+            (ToDisk::Unrecorded, None) => return Ok(None),
+            (other, _) => return Err(unexpected(&other)),
+        };
+        self.send(&match &open {
+            Ok(open) => FromDisk::Verified(hex(&open.map.session())),
+            Err(why) => FromDisk::Refused(why.clone()),
+        })?;
+        match (self.receive()?, open) {
+            ((ToDisk::Begin { path, new }, Some(file)), Ok(before)) => {
+                let continues = Some(before.map.id());
+                Ok(Some(EmptyMap { continues, ..EmptyMap::of(file, &path, &new)? }))
+            }
+            ((ToDisk::Unrecorded, None), _) => Ok(None),
+            ((other, _), _) => Err(unexpected(&other)),
         }
     }
 

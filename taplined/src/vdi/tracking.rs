@@ -173,6 +173,9 @@ impl Job for DisableTracking {
 
 /// The map in which the disk of a VBD records changes; `None` without one, or without a process.
 pub async fn present(daemon: &Daemon, vbd: Uuid) -> Result<Option<answer::Changes>, Problem> {
+    let gate = daemon.disks.gates.of(vbd);
+    // Not while its process is being replaced.
+    let _inside = gate.enter().await;
     match daemon.disks.ask(vbd, ask::Layers {}, REPORT_TIMEOUT).await {
         Ok(said) => Ok(said.changes),
         // No process listens any more.
@@ -183,14 +186,15 @@ pub async fn present(daemon: &Daemon, vbd: Uuid) -> Result<Option<answer::Change
 
 /// Has the disk of a plugged VDI record changes in a new map, unless it does already.
 async fn begin_map(daemon: &Daemon, vdi: Uuid, vbd: Uuid, map: Uuid) -> Result<(), Problem> {
-    let said = daemon.disks.ask(vbd, ask::Layers {}, REPORT_TIMEOUT).await?;
+    let said = {
+        let gate = daemon.disks.gates.of(vbd);
+        let _inside = gate.enter().await;
+        daemon.disks.ask(vbd, ask::Layers {}, REPORT_TIMEOUT).await?
+    };
     let image = daemon.catalogue.read(move |view| view.image(view.vdi_image(vdi)?)).await?;
     match &said.changes {
         Some(found) if found.state == MapState::Kept && found.id == mark::digits(map) => return Ok(()),
-        Some(found) if found.state == MapState::Kept => {
-            let what = format!("the changed blocks of VDI {vdi} are recorded in another map already, {}", found.id);
-            return Err(Problem::new(Code::State, what).advise("disable tracking first: tapline vdi cbt disable"));
-        }
+        // A lost one, or one that an older catalogue does not have.
         Some(_) => end_map(daemon, vbd, image.sr).await?,
         None => {}
     }
@@ -242,11 +246,17 @@ async fn unmark(daemon: &Daemon, vdi: Uuid, sr: Uuid) -> Result<(), Problem> {
 }
 
 /// The map of the interval that a snapshot of a plugged VDI begins; `None` if changes are not recorded. The catalogue
-/// follows the disk if it has another map, and a map is begun if the disk lost its own.
+/// follows the disk if it has another map, and a map is begun if the disk lost its own. A disk that records changes
+/// although the catalogue, which may be an older one, has it otherwise ends its map: it would take no other leaf.
 pub async fn next_map(daemon: &Daemon, vdi: &api::Vdi, vbd: Uuid) -> Result<Option<Uuid>, Problem> {
-    let Some(tracking) = vdi.cbt.as_ref().filter(|tracking| tracking.enabled) else { return Ok(None) };
-    let uuid = vdi.uuid;
-    match present(daemon, vbd).await? {
+    let (uuid, found) = (vdi.uuid, present(daemon, vbd).await?);
+    let Some(tracking) = vdi.cbt.as_ref().filter(|tracking| tracking.enabled) else {
+        if found.is_some_and(|found| found.state == MapState::Kept) {
+            end_map(daemon, vbd, vdi.sr).await?;
+        }
+        return Ok(None);
+    };
+    match found {
         Some(found) if found.state == MapState::Kept => {
             let last = tracking.maps.last().map(|last| mark::digits(last.uuid));
             if last.as_ref() != Some(&found.id) {

@@ -426,7 +426,7 @@ fn the_daemon_may_die_at_each_step() {
 
 /// The catalogue was restored from a backup that was made before two snapshots; the disk kept running.
 #[test]
-fn a_restored_catalogue_never_names_too_little() {
+fn a_restored_catalogue_never_names_too_little_nor_prevents_snapshots() {
     let mut bed = bed("qcow2", "");
     bed.write(&[0], 1);
     let first = bed.snapshot();
@@ -466,4 +466,25 @@ fn a_restored_catalogue_never_names_too_little() {
     bed.write(&[5], 5);
     let last = bed.snapshot();
     assert!(bed.changed(&next, &last).is_superset(&bed.differ(&next, &last)));
+    // One from before tracking was enabled.
+    bed.verb(&bed.vdi, "cbt-disable");
+    assert!(bed.daemon.stop());
+    let before = files.clone().map(|path| fs::read(path).ok());
+    bed.daemon.restart();
+    bed.verb(&bed.vdi, "cbt-enable");
+    assert!(bed.daemon.stop());
+    fs::remove_file(state.join("catalogue.db.seal")).unwrap_or_default();
+    for (path, bytes) in files.iter().zip(&before) {
+        fs::remove_file(path).unwrap_or_default();
+        bytes.iter().for_each(|bytes| fs::write(path, bytes).unwrap());
+    }
+    fs::remove_file(bed.directory().join(".tapline-inventory.jsonl")).unwrap();
+    bed.daemon.restart();
+    assert_eq!(bed.tracking()["enabled"], false);
+    bed.snapshot();
+    bed.write(&[6], 5);
+    bed.verb(&bed.vdi, "cbt-enable");
+    let next = bed.snapshot();
+    bed.write(&[7], 5);
+    assert!(bed.changed(&next, &bed.vdi).contains(&7));
 }

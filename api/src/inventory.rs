@@ -94,7 +94,7 @@ pub struct InventoryVdi {
     pub scheduled: bool,
     /// The recording of its changed blocks, and the maps of changed blocks that it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cbt: Option<ChangeTracking>,
+    pub cbt: Option<Box<ChangeTracking>>,
     /// When the VDI was created.
     pub created: Timestamp,
 }

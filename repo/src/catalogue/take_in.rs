@@ -138,7 +138,7 @@ impl Tx<'_> {
                     ":other_config": Json(&vdi.other_config), ":retention": vdi.retention.map(Json),
                     ":scheduled": vdi.scheduled, ":rests": vdi.retention.map(|_| Time(rests)),
                     ":logical_block_size": vdi.logical_block_size.map(Block),
-                    ":cbt": vdi.cbt.as_ref().map(Json),
+                    ":cbt": vdi.cbt.as_deref().map(Json),
                 },
             )?;
             match before.get(&vdi.uuid) {

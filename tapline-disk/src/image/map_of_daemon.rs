@@ -192,7 +192,7 @@ fn verified(
     }
     let len = layers.geometry().map_or(u64::MAX, |geometry| geometry.len);
     let state = FileState { changed: (state.seconds, state.nanoseconds), len: state.len };
-    match tracking::mismatch(&map, len, mark, Some(state)) {
+    match tracking::mismatch(&map, len, (mark, true), Some(state)) {
         Some(why) => Err(why),
         None => Ok(OpenMap { file, map }),
     }

@@ -164,34 +164,40 @@ pub fn refused(path: &Path, why: impl Into<Box<dyn std::error::Error + Send + Sy
 /// Returns why a map is not trusted; `opened` is the state of the image's file when it was opened.
 pub fn distrust(map: &ChangeMap, len: u64, image: &ImageFile, opened: Option<FileState>) -> io::Result<Option<String>> {
     let Some(found) = mark::read(image)? else {
-        return Ok(Some(
+        return Ok(Some(too_small(map, len).unwrap_or_else(|| {
             "the image is not marked as tracked: it is another image, was restored or replaced, or was opened for \
              writing without --track"
-                .into(),
-        ));
+                .into()
+        })));
     };
-    if found.file != mark::id_of(image)? {
-        return Ok(Some("the image is a copy of the one that was tracked".into()));
-    }
-    Ok(mismatch(map, len, &found, opened))
+    let is_it = found.file == mark::id_of(image)?;
+    Ok(mismatch(map, len, (&found, is_it), opened))
 }
 
-/// Returns why a map is not trusted for a disk of `len` bytes whose image is marked like this; `opened` is the state of
-/// the image's file when it was opened.
-pub fn mismatch(map: &ChangeMap, len: u64, found: &Mark, opened: Option<FileState>) -> Option<String> {
-    match () {
-        // A power loss may have kept a disk from growing whose map was extended before.
-        () if map.len() < len => Some(format!("it is of a disk of {} bytes, and this one has {len}", map.len())),
-        () if found.map != hex(&map.id()) => Some(format!("the image is tracked by another map, {}", found.map)),
-        () if !found.sessions.contains(&hex(&map.session())) => {
-            Some("the map or the image is an older copy: they were last used at different times".into())
-        }
-        () if map.closed().is_some_and(|closed| opened != Some(closed)) => Some(
-            "the image's file was changed after the map was closed, by another program or by a change of its attributes"
-                .into(),
-        ),
-        () => None,
+/// Returns why a map is not trusted for a disk of `len` bytes whose image has this mark, and is or is not the file that
+/// was marked; `opened` is the state of the file when it was opened.
+pub fn mismatch(map: &ChangeMap, len: u64, (found, is_it): (&Mark, bool), opened: Option<FileState>) -> Option<String> {
+    if let Some(why) = too_small(map, len) {
+        return Some(why);
     }
+    let why = match () {
+        () if found.map != hex(&map.id()) => format!("the image is tracked by another map, {}", found.map),
+        () if !is_it => "the image is a copy of the one that was tracked".into(),
+        () if !found.sessions.contains(&hex(&map.session())) => {
+            "the map or the image is an older copy: they were last used at different times".into()
+        }
+        () if map.closed().is_some_and(|closed| opened != Some(closed)) => {
+            "the image's file was changed after the map was closed, by another program or by a change of its attributes"
+                .into()
+        }
+        () => return None,
+    };
+    Some(why)
+}
+
+/// A power loss may have kept a disk from growing whose map was extended before.
+fn too_small(map: &ChangeMap, len: u64) -> Option<String> {
+    (map.len() < len).then(|| format!("it is of a disk of {} bytes, and this one has {len}", map.len()))
 }
 
 /// Takes a map up in a new session, if it is trusted; durable before this returns.

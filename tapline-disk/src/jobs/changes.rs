@@ -118,7 +118,7 @@ fn why_unexpected(map: &ChangeMap, expected: &ExpectedMap) -> Option<String> {
             .then(|| "its file is not the one in which the running disk records changes".into()),
         Proof::Image(mark, state) => {
             let state = disk::changes::FileState { changed: (state.seconds, state.nanoseconds), len: state.len };
-            tracking::mismatch(map, 0, mark, Some(state))
+            tracking::mismatch(map, 0, (mark, true), Some(state))
         }
     }
 }

@@ -140,8 +140,11 @@ impl Talk {
         }
         let refused = |why: &str| Ok(Err(Outcome::Refused(why.into())));
         let image = &self.recording.image;
-        let Some(found) = mark::read(image)? else {
-            return refused("the image was opened for writing without recording, restored, or replaced");
+        // A guest gets its disk even if that fails.
+        let found = match mark::read(image) {
+            Ok(Some(found)) => found,
+            Ok(None) => return refused("the image was opened for writing without recording, restored, or replaced"),
+            Err(problem) => return refused(&problem.detail),
         };
         if found.map != mark::digits(map.uuid) {
             return refused("the changes of the image were recorded in another map last");

@@ -19,13 +19,16 @@ use crate::process::log::say;
 use crate::serve::changes::end_mark;
 use crate::serve::control::work::Work;
 
+/// The id of a map, and its session.
+type Ids = (MapId, MapId);
+
 /// The map that a verb creates.
 #[derive(Debug, Default)]
 pub struct NewMap {
     /// Its path; `None` if the verb creates none.
     path: Option<PathBuf>,
-    /// Its id and its session, if the client has marked the image.
-    ids: Option<(MapId, MapId)>,
+    /// Its ids, if the client has marked the image.
+    ids: Option<Ids>,
     /// The map, until the disk uses it.
     open: Option<Box<OpenMap>>,
 }
@@ -42,7 +45,7 @@ impl NewMap {
 #[derive(Default)]
 pub struct ForChild {
     /// A new map: where, its path and ids, the id of the one that it continues, and the bytes of the disk.
-    new: Option<(Files, PathBuf, Option<(MapId, MapId)>, MapId, u64)>,
+    new: Option<(Files, PathBuf, Option<Ids>, MapId, u64)>,
     /// The id and the session of the map that continues on the new leaf.
     old: Option<(MapId, MapId)>,
 }

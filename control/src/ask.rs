@@ -569,7 +569,7 @@ mod test {
         assert_eq!(verb.unwrap(), Request::of(merge));
         let (_, verb) = Request::parse(br#"{"version":1,"verb":"snapshot","to":"vhd:/a/b.vhd"}"#);
         let to = "vhd:/a/b.vhd".parse().unwrap();
-        assert_eq!(verb.unwrap(), Request::of(Snapshot { to, method: Method::Auto, map: None }));
+        assert_eq!(verb.unwrap(), Request::of(Snapshot { to, method: Method::Auto, map: None, new: None }));
     }
 
     #[test]

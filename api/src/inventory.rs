@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{Description, ImageFormat, LogicalBlockSize, Name, OtherConfig, Retention, Tags};
+use crate::{ChangeTracking, Description, ImageFormat, LogicalBlockSize, Name, OtherConfig, Retention, Tags};
 
 /// A repository's own record of its contents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -92,6 +92,9 @@ pub struct InventoryVdi {
     /// Whether it was taken by the schedule of its VDI.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub scheduled: bool,
+    /// The recording of its changed blocks, and the maps of changed blocks that it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cbt: Option<Box<ChangeTracking>>,
     /// When the VDI was created.
     pub created: Timestamp,
 }

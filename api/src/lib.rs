@@ -10,6 +10,7 @@
 
 mod autostart;
 mod calibration;
+mod cbt;
 #[cfg(feature = "client")]
 pub mod client;
 mod disk_limits;
@@ -39,6 +40,7 @@ pub use autostart::Autostart;
 pub use calibration::{
     CalibrationOperation, SizeRule, SrCalibrate, SrCalibrated, SrCalibration, SrMeasured, SrPolicy, Storage,
 };
+pub use cbt::{ChangeMap, ChangeTracking, ChangedExtent, ChangesFormat, VdiChanges, map_file};
 pub use disk_limits::DiskLimits;
 pub use event::{Change, Event, ObjectKind};
 pub use health::{Health, HealthState};

@@ -9,7 +9,8 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::{
-    AbsolutePath, Description, Health, LogicalBlockSize, Name, OtherConfig, Problem, Retention, Size, Tags, Use,
+    AbsolutePath, ChangeTracking, Description, Health, LogicalBlockSize, Name, OtherConfig, Problem, Retention, Size,
+    Tags, Use,
 };
 
 /// A virtual disk.
@@ -60,6 +61,9 @@ pub struct Vdi {
     /// Whether it is a snapshot that was taken by the schedule of its VDI, which also destroys it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub scheduled: bool,
+    /// The recording of its changed blocks, and the maps of changed blocks that it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cbt: Option<ChangeTracking>,
     /// Whether the VDI can be used.
     pub state: VdiState,
     /// Whether it can be used and those who use it are served; if not, since when, why, and what to do.

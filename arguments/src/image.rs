@@ -7,6 +7,7 @@ use std::str::FromStr;
 
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use control::size::Size;
+use control::tracking::ExpectedMaps;
 use control::{FormatName, ImageName, NotAnImage, SizeRule};
 
 use super::{Access, Confirm, Handing, NewSize, Parents, Sharing, number};
@@ -103,6 +104,9 @@ pub struct Create {
     /// Use a chain in which a parent was modified after its child was created
     #[arg(long, requires = "parent")]
     pub accept_changed_parent: bool,
+    /// Have the parent process say, on standard input, in which map changes of the child are recorded later
+    #[arg(long, requires_all = ["handed", "parent"], hide = true)]
+    pub map_of_daemon: bool,
     /// Where its files come from.
     #[command(flatten)]
     pub handing: Handing,
@@ -186,8 +190,11 @@ pub struct Changes {
     #[arg(long, value_name = "FORMAT:PATH")]
     pub image: Option<ImageName>,
     /// How the parts are listed. xapi: a base64 bitmap of blocks of 64 KiB, as XenAPI's VDI.list_changed_blocks
-    #[arg(long, value_name = "FORMAT", conflicts_with = "json")]
+    #[arg(long, value_name = "FORMAT")]
     pub format: Option<ChangesFormat>,
+    /// What a daemon has recorded of each map, in JSON; fail unless they are those, and complete
+    #[arg(long, hide = true, requires = "handed")]
+    pub expect: Option<ExpectedMaps>,
     /// Where its files come from.
     #[command(flatten)]
     pub handing: Handing,

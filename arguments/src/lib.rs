@@ -244,6 +244,9 @@ pub struct Serve {
     /// otherwise continued, unless the image was written to without it (docs/changed-blocks.md)
     #[arg(long, value_name = "MAP", conflicts_with = "read_only")]
     pub track: Option<PathBuf>,
+    /// Have the parent process say, on standard input, in which map changes are recorded
+    #[arg(long, requires = "handed", conflicts_with_all = ["track", "read_only"], hide = true)]
+    pub map_of_daemon: bool,
     /// Also print the configuration to paste for a virtual machine
     #[arg(long, value_name = "FOR")]
     pub print: Option<PrintFor>,

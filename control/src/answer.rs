@@ -70,6 +70,12 @@ pub struct Changes {
     /// Bytes of the blocks that have changed.
     #[serde(default)]
     pub changed: Option<u64>,
+    /// Session of the process that records in it.
+    #[serde(default)]
+    pub session: Option<String>,
+    /// Inode of its file.
+    #[serde(default)]
+    pub inode: Option<u64>,
 }
 
 /// Whether a map of changed blocks can be relied on.

@@ -15,6 +15,7 @@ use crate::Reply;
 use crate::answer::PolicyNote;
 use crate::limits::Limits;
 pub use crate::method::Method;
+use crate::tracking::NewMap;
 use crate::{Error, Id, ImageName, Kind, PollingMode, SizeRule, answer, share};
 
 /// The only protocol version that is supported.
@@ -198,6 +199,9 @@ pub struct Snapshot {
     /// the present one continues. Only for a chain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub map: Option<PathBuf>,
+    /// Ids of the new map, for which the client has marked the new image; required with a map for disks of a daemon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub new: Option<NewMap>,
 }
 
 /// Fields of `track`.
@@ -206,6 +210,9 @@ pub struct Snapshot {
 pub struct Track {
     /// File of the new map.
     pub map: PathBuf,
+    /// Ids of the new map, for which the client has marked the image; required for disks of a daemon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub new: Option<NewMap>,
 }
 
 /// Fields of `untrack`.
@@ -215,6 +222,9 @@ pub struct Untrack {
     /// Whether the client has removed the file of the map, durably: necessary for a map that is doubtful.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub removed: bool,
+    /// Whether the client records it in the catalogue; required for disks of a daemon.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub recorded: bool,
 }
 
 /// Fields of `clone`.
@@ -559,7 +569,7 @@ mod test {
         assert_eq!(verb.unwrap(), Request::of(merge));
         let (_, verb) = Request::parse(br#"{"version":1,"verb":"snapshot","to":"vhd:/a/b.vhd"}"#);
         let to = "vhd:/a/b.vhd".parse().unwrap();
-        assert_eq!(verb.unwrap(), Request::of(Snapshot { to, method: Method::Auto, map: None }));
+        assert_eq!(verb.unwrap(), Request::of(Snapshot { to, method: Method::Auto, map: None, new: None }));
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub mod share;
 pub mod size;
 mod size_rule;
 mod text;
+pub mod tracking;
 
 pub use ask::{Ask, FileAsked, Request, THREADS_MAX, VERBS, VERSION, Verb};
 pub use client::{Client, ClientError};

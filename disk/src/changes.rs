@@ -245,6 +245,14 @@ impl ChangeMap {
         self.next_header(false, self.spec.len)
     }
 
+    /// The headers by which a new map gets its session, and stays new. Until they are durable it has the session with
+    /// which it was created, or either of the two.
+    pub fn begin_session(&mut self, session: MapId) -> Vec<MetaWrite> {
+        self.session = session;
+        let header = |at| MetaWrite { at, bytes: self.header(self.sequence, self.flags, self.spec.len) };
+        HEADERS_AT.map(header).into()
+    }
+
     /// The header that closes the map: all pages must be durable, and nothing may be written to the image any more.
     pub fn close(&mut self, image: FileState) -> MetaWrite {
         self.closed = Some(image);

@@ -7,6 +7,7 @@ pub mod damage;
 pub mod engine_choice;
 pub mod fileless;
 pub mod libvhd;
+pub mod map_of_daemon;
 pub mod mtime;
 pub mod parent_link;
 pub mod plan_layers;

@@ -1,5 +1,6 @@
 //! `tapline vdi`: virtual disks.
 
+mod cbt;
 mod make;
 mod schedule;
 mod shown;
@@ -76,6 +77,11 @@ pub enum VdiVerb {
     Pin(schedule::Pin),
     /// Revert a disk to a snapshot; data written since then is lost
     Revert(Revert),
+    /// Record which blocks of a disk change, for incremental backups
+    #[command(subcommand)]
+    Cbt(cbt::CbtVerb),
+    /// List the parts of a disk or a snapshot that may differ from an earlier snapshot
+    Changed(cbt::Changed),
     /// Make a full copy of a disk and print its UUID
     Copy(Copy),
     /// Create a disk from a file on the host and print its UUID
@@ -195,6 +201,8 @@ impl VdiVerb {
             VdiVerb::Schedule(schedule) => schedule.run(session).await,
             VdiVerb::Pin(pin) => pin.run(session).await,
             VdiVerb::Revert(revert) => revert.run(session).await,
+            VdiVerb::Cbt(verb) => verb.run(session).await,
+            VdiVerb::Changed(changed) => changed.run(session).await,
             VdiVerb::Copy(copy) => copy.run(session).await,
             VdiVerb::Import(import) => import.run(session).await,
             VdiVerb::Export { vdi, path, format, waiting } => {

@@ -9,6 +9,7 @@ pub mod handing;
 pub mod hung;
 pub mod limits;
 pub mod live;
+pub mod mark;
 pub mod names;
 pub mod oom;
 mod owners;

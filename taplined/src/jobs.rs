@@ -68,6 +68,8 @@ macro_rules! with_kinds {
             vdi::Copy,
             vdi::Create,
             vdi::Destroy,
+            vdi::DisableTracking,
+            vdi::EnableTracking,
             vdi::Export,
             vdi::Import,
             vdi::Merge,

@@ -280,6 +280,9 @@ fn follow(tx: &mut repo::Tx<'_>, vdi: Uuid, what: &Follow) -> Result<(), Problem
         }
     }
     if let Some(leaf) = what.chain.first() {
+        if tx.vdi_image(vdi)? != leaf.uuid && tx.vdi(vdi)?.cbt.is_some() {
+            tx.change_tracking(vdi, |tracking| tracking.end("the catalogue was older than the running disk"))?;
+        }
         tx.set_vdi_image(vdi, leaf.uuid)?;
     }
     let shown = tx.vdi(vdi)?;

@@ -16,6 +16,7 @@ mod resize;
 mod revert;
 mod snapshot;
 mod target;
+mod tracking;
 
 use api::{About, Code, ImageFormat, Mode, ObjectKind, Problem, Sr, VbdState, Vdi, VdiState, Versions};
 use repo::Tx;
@@ -33,6 +34,7 @@ pub use postponed::Postponed;
 pub use resize::Resize;
 pub use revert::Revert;
 pub use snapshot::{Clone, KeptImages, KeptState, Snapshot};
+pub use tracking::{DisableTracking, EnableTracking, remove_unneeded_maps};
 
 use repo::catalogue::file_name;
 

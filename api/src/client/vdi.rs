@@ -6,8 +6,8 @@ use uuid::Uuid;
 use super::target::Target;
 use super::{Answer, Client};
 use crate::{
-    Problem, Tag, Vdi, VdiClone, VdiCopy, VdiCreate, VdiExport, VdiImport, VdiPatch, VdiReconcile, VdiResize,
-    VdiRevert, VdiSnapshot,
+    ChangesFormat, Problem, Tag, Vdi, VdiChanges, VdiClone, VdiCopy, VdiCreate, VdiExport, VdiImport, VdiPatch,
+    VdiReconcile, VdiResize, VdiRevert, VdiSnapshot,
 };
 
 const VDIS: &str = "vdis";
@@ -87,6 +87,25 @@ impl Client {
     pub async fn vdi_destroy(&self, uuid: Uuid, dry_run: bool) -> Result<Answer<serde_json::Value>, Problem> {
         let target = Target::object(VDIS, uuid).query("dry_run", dry_run.then_some(true));
         self.begin(Method::DELETE, &target, &()).await
+    }
+
+    /// Records which blocks of a disk change from now on.
+    pub async fn vdi_cbt_enable(&self, uuid: Uuid) -> Result<Answer<Vdi>, Problem> {
+        self.begin(Method::POST, &Target::verb(VDIS, uuid, "cbt-enable"), &()).await
+    }
+
+    /// Stops recording which blocks of a disk change.
+    pub async fn vdi_cbt_disable(&self, uuid: Uuid) -> Result<Answer<Vdi>, Problem> {
+        self.begin(Method::POST, &Target::verb(VDIS, uuid, "cbt-disable"), &()).await
+    }
+
+    /// Lists the parts of a disk that may differ from an earlier snapshot.
+    pub async fn vdi_changes(&self, to: Uuid, from: Uuid, format: ChangesFormat) -> Result<VdiChanges, Problem> {
+        let format = match format {
+            ChangesFormat::Extents => "extents",
+            ChangesFormat::Xapi => "xapi",
+        };
+        self.get(&Target::verb(VDIS, to, "changes").query("from", Some(from)).query("format", Some(format))).await
     }
 
     /// Resolves a diverged disk, whose running process and catalogue entry disagree.

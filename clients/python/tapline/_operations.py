@@ -617,6 +617,32 @@ class Operations(Transport):
         """
         return self.request("POST", f"/v1/vbds/{uuid}/upgrade", if_match=if_match)
 
+    def vdi_cbt_disable(self, uuid, *, if_match=None):
+        """Stops recording which blocks of a VDI change. The maps of its snapshots stay.
+
+        Returns a `Task` to wait for.
+        """
+        return self.request("POST", f"/v1/vdis/{uuid}/cbt-disable", if_match=if_match)
+
+    def vdi_cbt_enable(self, uuid, *, if_match=None):
+        """Records from now on which blocks of a VDI change, while it is plugged; it may be plugged now.
+
+        Returns a `Task` to wait for.
+        """
+        return self.request("POST", f"/v1/vdis/{uuid}/cbt-enable", if_match=if_match)
+
+    def vdi_changes(self, uuid, *, from_, format=UNSET):
+        """Lists the parts of a VDI or a snapshot that may differ from an earlier snapshot. It names too much at most.
+        An error if not all changes are known.
+
+        from_: An earlier snapshot.
+        format: How the changed parts are listed.
+
+        Returns a `VdiChanges`.
+        """
+        query = {"from": from_, "format": format}
+        return self.request("GET", f"/v1/vdis/{uuid}/changes", query=query)
+
     def vdi_clone(
         self, uuid, *, description=UNSET, name=UNSET, other_config=UNSET, tags=UNSET, new_uuid=UNSET, if_match=None,
     ):

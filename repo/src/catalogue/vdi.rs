@@ -57,6 +57,7 @@ fn with(row: &Row<'_>, depth: u32, users: Vec<Use>) -> rusqlite::Result<Vdi> {
         retention: row.get::<_, Option<Json<_>>>("retention")?.map(|json| json.0),
         retention_problem: row.get::<_, Option<Json<_>>>("retention_problem")?.map(|json| json.0),
         scheduled: row.get("scheduled")?,
+        cbt: row.get::<_, Option<Json<_>>>("cbt")?.map(|json| json.0),
         state: row.get::<_, Word<ImageState>>("image_state")?.0.shown(),
         health: Health::healthy(),
         users,
@@ -244,7 +245,7 @@ impl Tx<'_> {
         self.execute(
             "INSERT INTO vdi VALUES
              (:uuid, :image, :name, :description, :read_only, :snapshot_of, :snapshot_time, :created,
-              :tags, :other_config, NULL, :scheduled, NULL, NULL, :logical_block_size)",
+              :tags, :other_config, NULL, :scheduled, NULL, NULL, :logical_block_size, NULL)",
             named_params! {
                 ":uuid": Id(vdi.uuid), ":image": Id(vdi.image), ":name": vdi.name.as_str(),
                 ":description": vdi.description.as_str(), ":read_only": vdi.read_only,
@@ -338,6 +339,10 @@ impl Tx<'_> {
     pub fn revert_vdi(&mut self, uuid: Uuid, image: Uuid, snapshot: Uuid) -> Result<(), Problem> {
         let block = self.vdi(snapshot)?.logical_block_size;
         self.execute("UPDATE vdi SET logical_block_size = ?2 WHERE uuid = ?1", (Id(uuid), block.map(Block)))?;
+        if self.vdi(uuid)?.cbt.is_some() {
+            let why = format!("it was reverted to snapshot {snapshot}");
+            self.change_tracking(uuid, |tracking| tracking.end(why))?;
+        }
         self.set_vdi_image(uuid, image)
     }
 
@@ -349,6 +354,7 @@ impl Tx<'_> {
             let what = format!("VDI {uuid} is used by VBD {vbd}");
             return Err(Problem::new(Code::InUse, what).advise("destroy its VBDs first"));
         }
+        self.leave_maps(uuid)?;
         self.note_vdi(uuid)?;
         self.execute("DELETE FROM lease WHERE vdi = ?1", [Id(uuid)])?;
         if self.execute("DELETE FROM vdi WHERE uuid = ?1", [Id(uuid)])? > 0 {

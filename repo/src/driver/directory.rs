@@ -204,9 +204,18 @@ impl Directory {
     }
 
     /// Opens an image to hand it to a disk process: a regular file, and no link to one. One that is opened for writing
-    /// loses the mark of a map of changed blocks: no disk process of the daemon continues one, nor can it see the mark
-    /// (decision 0062).
+    /// loses the mark of its map of changed blocks, since what is written will not be recorded (decision 0065).
     pub fn open_image(&self, name: &str, write: bool) -> Result<File, Problem> {
+        let file = self.open_marked(name, write)?;
+        if write {
+            end_map(&file)
+                .map_err(|errno| open_failed(&format!("open {}", self.path().join(name).display()), errno))?;
+        }
+        Ok(file)
+    }
+
+    /// The same, of a file that keeps its mark: nothing is written, or the process records all changes.
+    pub fn open_marked(&self, name: &str, write: bool) -> Result<File, Problem> {
         let tried = format!("open {}", self.path().join(name).display());
         check_name(name).map_err(|why| Problem::failed(&tried, why))?;
         let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
@@ -217,9 +226,6 @@ impl Directory {
         let metadata = file.metadata().map_err(|error| Problem::failed(&tried, error))?;
         if !metadata.is_file() {
             return Err(Problem::failed(tried, "it is not a regular file"));
-        }
-        if write {
-            end_map(&file).map_err(|errno| open_failed(&tried, errno))?;
         }
         Ok(file)
     }
@@ -298,7 +304,7 @@ impl Directory {
 
     /// Removes a file, unless some process has it locked, as everybody has who reads or writes an image.
     pub fn remove_unused(&self, name: &str) -> Result<(), Problem> {
-        let file = match self.open_image(name, true) {
+        let file = match self.open_marked(name, true) {
             Ok(file) => file,
             Err(problem) if problem.code == Code::NotFound => return Ok(()),
             Err(problem) => return Err(problem),
@@ -333,6 +339,14 @@ impl Directory {
         let file = self.open_image(name, false)?;
         let stat = rustix::fs::fstat(&file).map_err(|errno| Problem::failed(format_args!("examine {name}"), errno))?;
         Ok(u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512))
+    }
+
+    /// Whether a file is missing, or has no bytes.
+    pub fn is_empty(&self, name: &str) -> Result<bool, Problem> {
+        match rustix::fs::statat(&self.handle, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => Ok(true),
+            stat => Ok(stat.map_err(|errno| open_failed(&format!("examine {name}"), errno))?.st_size == 0),
+        }
     }
 
     /// Whether an open file is the one that has this name here. If a file system renumbers its files on each mount,

@@ -22,7 +22,7 @@ use crate::files::{Handed, HandedFile};
 use crate::process::failure::Failure;
 
 /// Maximum length of a message; the longest contain one path.
-const MESSAGE_MAX: usize = 64 << 10;
+pub const MESSAGE_MAX: usize = 64 << 10;
 
 /// Maximum number of descriptors: a chain has at most [`disk::LAYERS_MAX`] layers, each perhaps once for reading and
 /// once for writing.
@@ -55,7 +55,7 @@ fn refused(why: impl Into<String>) -> Failure {
 }
 
 /// Receives one message; returns its length and its descriptors.
-fn next(socket: &impl AsFd, buffer: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), String> {
+pub fn next(socket: &impl AsFd, buffer: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), String> {
     // Space for one more descriptor than allowed, to detect a second one.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);

@@ -20,19 +20,21 @@
 //! recorded.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
 use control::{ImageName, Kind};
 use disk::changes::{self, ChangeMap, FileState, MapId, Spec};
 use disk::{ImageErrorKind, MetaWrite};
-use rustix::fs::fsync;
+use rustix::fs::{fsync, ftruncate};
 use uring::{Cache, EngineKind, ImageFile, OpenOptions};
 
 use crate::files::mark::{self, Mark, hex};
 use crate::files::{Files, next_to};
 use crate::image::{uuid, write_synced};
 use crate::process::failure::Failure;
+use crate::process::log::say;
 
 /// Longer than the steps of the clock by which a kernel stamps changes of files.
 const CLOCK_STEP: Duration = Duration::from_millis(20);
@@ -88,7 +90,7 @@ pub fn create(
     let mut file = files.create_new(&temporary, THROUGH_CACHE)?;
     let made = write_all(&mut file, &creation.writes).and_then(|()| {
         let map = ChangeMap::open(&mut file).map_err(io::Error::other)?;
-        mark.map_or(Ok(()), |image| mark_of(image, map.id(), &[map.session()])?.set(image))?;
+        mark.map_or(Ok(()), |image| mark::set(&mark_of(image, map.id(), &[map.session()])?, image))?;
         Ok(map)
     });
     let map = made.map_err(|error| {
@@ -111,7 +113,7 @@ fn write_all(file: &mut ImageFile, writes: &[MetaWrite]) -> io::Result<()> {
 
 /// Marks an image as tracked by this map, durably.
 pub fn mark(image: &ImageFile, map: MapId, session: MapId) -> Result<(), Failure> {
-    let marked = mark_of(image, map, &[session]).and_then(|mark| mark.set(image));
+    let marked = mark_of(image, map, &[session]).and_then(|mark| mark::set(&mark, image));
     marked.map_err(|error| {
         let tried = format!("mark {} as tracked by a map", image.path().display());
         explain_mark(error.kind(), Failure::new(tried, error))
@@ -161,20 +163,26 @@ pub fn refused(path: &Path, why: impl Into<Box<dyn std::error::Error + Send + Sy
 
 /// Returns why a map is not trusted; `opened` is the state of the image's file when it was opened.
 pub fn distrust(map: &ChangeMap, len: u64, image: &ImageFile, opened: Option<FileState>) -> io::Result<Option<String>> {
-    // A power loss may have kept a disk from growing whose map was extended before.
-    if map.len() < len {
-        return Ok(Some(format!("it is of a disk of {} bytes, and this one has {len}", map.len())));
-    }
-    let Some(found) = Mark::read(image)? else {
-        return Ok(Some(
+    let Some(found) = mark::read(image)? else {
+        return Ok(Some(too_small(map, len).unwrap_or_else(|| {
             "the image is not marked as tracked: it is another image, was restored or replaced, or was opened for \
              writing without --track"
-                .into(),
-        ));
+                .into()
+        })));
     };
+    let is_it = found.file == mark::id_of(image)?;
+    Ok(mismatch(map, len, (&found, is_it), opened))
+}
+
+/// Returns why a map is not trusted for a disk of `len` bytes whose image has this mark, and is or is not the file that
+/// was marked; `opened` is the state of the file when it was opened.
+pub fn mismatch(map: &ChangeMap, len: u64, (found, is_it): (&Mark, bool), opened: Option<FileState>) -> Option<String> {
+    if let Some(why) = too_small(map, len) {
+        return Some(why);
+    }
     let why = match () {
         () if found.map != hex(&map.id()) => format!("the image is tracked by another map, {}", found.map),
-        () if found.file != mark::id_of(image)? => "the image is a copy of the one that was tracked".into(),
+        () if !is_it => "the image is a copy of the one that was tracked".into(),
         () if !found.sessions.contains(&hex(&map.session())) => {
             "the map or the image is an older copy: they were last used at different times".into()
         }
@@ -182,9 +190,14 @@ pub fn distrust(map: &ChangeMap, len: u64, image: &ImageFile, opened: Option<Fil
             "the image's file was changed after the map was closed, by another program or by a change of its attributes"
                 .into()
         }
-        () => return Ok(None),
+        () => return None,
     };
-    Ok(Some(why))
+    Some(why)
+}
+
+/// A power loss may have kept a disk from growing whose map was extended before.
+fn too_small(map: &ChangeMap, len: u64) -> Option<String> {
+    (map.len() < len).then(|| format!("it is of a disk of {} bytes, and this one has {len}", map.len()))
 }
 
 /// Takes a map up in a new session, if it is trusted; durable before this returns.
@@ -196,10 +209,10 @@ pub fn take_up(files: &Files, path: &Path, open: &mut OpenMap, len: u64, image: 
     }
     let (old, new) = (open.map.session(), uuid::new().map_err(failed)?);
     // Whenever this is interrupted, the mark has the session of the map.
-    mark_of(image, open.map.id(), &[old, new]).and_then(|mark| mark.set(image)).map_err(failed)?;
+    mark_of(image, open.map.id(), &[old, new]).and_then(|mark| mark::set(&mark, image)).map_err(failed)?;
     let header = open.map.opened(new);
     write_synced::write(&mut open.file, &[vec![header]]).map_err(failed)?;
-    mark_of(image, open.map.id(), &[new]).and_then(|mark| mark.set(image)).map_err(failed)
+    mark_of(image, open.map.id(), &[new]).and_then(|mark| mark::set(&mark, image)).map_err(failed)
 }
 
 /// Closes a map whose pages are durable, in a file of an engine, when nothing will be written to the image any more and
@@ -218,6 +231,54 @@ pub fn close(file: &ImageFile, image: &ImageFile) -> io::Result<()> {
     }
     let header = map.close(before);
     write_synced::write(file, &[vec![header]])
+}
+
+/// Creates a map with these ids in an empty file, durably. It is not trusted before [`begin_session`].
+pub fn create_in(mut file: ImageFile, (id, continues): (MapId, Option<MapId>), len: u64) -> Result<OpenMap, Failure> {
+    let tried = format!("create the map of changed blocks {}", file.path().display());
+    let failed = |error: io::Error| Failure::new(&tried, error);
+    if file.metadata().map_err(failed)?.len() != 0 {
+        return Err(Failure::new(&tried, "the file is not empty").of_kind(Kind::Exists));
+    }
+    let creation = changes::create(&Spec { id, continues, len, block: changes::BLOCK })
+        .map_err(|error| Failure::new(&tried, error))?;
+    write_all(&mut file, &creation.writes).map_err(failed)?;
+    let map = ChangeMap::open(&mut file).map_err(|error| Failure::new(&tried, error))?;
+    Ok(OpenMap { file, map })
+}
+
+/// Gives a new map the session in which it is trusted, durably.
+pub fn begin_session(open: &mut OpenMap, session: MapId) -> Result<(), Failure> {
+    let headers = open.map.begin_session(session);
+    let path = open.file.path().to_owned();
+    write_all(&mut open.file, &headers)
+        .map_err(|error| Failure::new(format!("begin the map of changed blocks {}", path.display()), error))
+}
+
+/// Continues a map in this session, durably.
+pub fn continue_in(open: &mut OpenMap, session: MapId) -> Result<(), Failure> {
+    let header = open.map.opened(session);
+    let path = open.file.path().to_owned();
+    write_synced::write(&mut open.file, &[vec![header]])
+        .map_err(|error| Failure::new(format!("continue the map of changed blocks {}", path.display()), error))
+}
+
+/// Empties the file of a new map that is not used, durably: no process trusts it. This blocks.
+pub fn void(file: &ImageFile) {
+    let emptied = ftruncate(file, 0).and_then(|()| fsync(file));
+    if let Err(errno) = emptied {
+        say(format_args!("the unused map {} could not be emptied: {errno}", file.path().display()));
+    }
+}
+
+/// Opens the file of a new map that was passed with a verb.
+pub fn passed(files: &Files, path: &Path) -> Result<ImageFile, Failure> {
+    Ok(files.open(path, THROUGH_CACHE)?)
+}
+
+/// Opens a passed file of a map for writing, and locks it.
+pub fn open_passed(file: OwnedFd, path: &Path) -> Result<ImageFile, Failure> {
+    Ok(ImageFile::from_fd(file, path, THROUGH_CACHE)?)
 }
 
 /// Makes the data durable that earlier processes have left in the page cache: a map begins with what is durable.

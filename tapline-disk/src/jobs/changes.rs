@@ -6,9 +6,9 @@
 use std::path::Path;
 
 use control::size::readable;
+use control::tracking::{ChangedRange, ExpectedMap, ExpectedMaps, ListedChanges, Proof};
 use control::{ImageName, Kind};
 use disk::changes::ChangeMap;
-use serde::Serialize;
 use uring::{Cache, OpenOptions};
 
 use crate::files::Files;
@@ -21,28 +21,13 @@ use arguments::{Changes, ChangesFormat};
 /// Reading without a lock.
 const LOOK: OpenOptions = OpenOptions { write: false, cache: Cache::Writeback, lock: false };
 
-/// A range that may have changed. Names and meanings are part of the interface.
-#[derive(Serialize)]
-struct Range {
-    start: u64,
-    length: u64,
-}
-
-/// The answer in JSON.
-#[derive(Serialize)]
-struct Listed {
-    size: u64,
-    block: u32,
-    /// Ids of the maps, the oldest first.
-    maps: Vec<String>,
-    changed: u64,
-    ranges: Vec<Range>,
-}
-
 /// Runs `image changes`.
 pub fn run(files: &Files, changes: &Changes) -> Result<Exit, Failure> {
     let maps: Vec<ChangeMap> = changes.maps.iter().map(|path| read(files, path)).collect::<Result<_, _>>()?;
     let ids = maps.iter().map(|map| hex(&map.id())).collect();
+    if let Some(ExpectedMaps(expected)) = &changes.expect {
+        check_expected(&maps, expected)?;
+    }
     if let (Some(image), Some((path, map))) = (&changes.image, changes.maps.last().zip(maps.last())) {
         check(files, image, path, map)?;
     }
@@ -51,16 +36,22 @@ pub fn run(files: &Files, changes: &Changes) -> Result<Exit, Failure> {
             .of_kind(Kind::Invalid)
             .advise("give the maps of successive snapshots of one disk, the oldest first, without a gap")
     })?;
-    if changes.format == Some(ChangesFormat::Xapi) {
+    let (is_xapi, ranges) = (changes.format == Some(ChangesFormat::Xapi), || {
+        all.extents().map(|span| ChangedRange { start: span.at.0, length: span.len }).collect::<Vec<_>>()
+    });
+    if changes.json {
+        let changed = all.extents().map(|span| span.len).sum();
+        let (ranges, bitmap) = if is_xapi { (None, Some(all.to_xapi())) } else { (Some(ranges()), None) };
+        let (size, block) = (all.len(), all.block());
+        output::json(&ListedChanges { size, block, maps: ids, changed, ranges, bitmap })?;
+        return Ok(Exit::Done);
+    }
+    if is_xapi {
         output::print(&format!("{}\n", all.to_xapi()))?;
         return Ok(Exit::Done);
     }
-    let ranges: Vec<Range> = all.extents().map(|span| Range { start: span.at.0, length: span.len }).collect();
+    let ranges = ranges();
     let changed = ranges.iter().map(|range| range.length).sum();
-    if changes.json {
-        output::json(&Listed { size: all.len(), block: all.block(), maps: ids, changed, ranges })?;
-        return Ok(Exit::Done);
-    }
     let mut text = format!("{:>16} {:>16}\n", "START", "LENGTH");
     for range in &ranges {
         text.push_str(&format!("{:>16} {:>16}\n", range.start, range.length));
@@ -92,5 +83,42 @@ fn check(files: &Files, image: &ImageName, path: &Path, map: &ChangeMap) -> Resu
         Some(why) => Err(Failure::new(tried(), why)
             .of_kind(Kind::State)
             .advise("make a full backup, and start a new map: serve --track with the name of a new file")),
+    }
+}
+
+/// Fails unless the maps are those that a daemon has recorded, and name all changes of their intervals.
+fn check_expected(maps: &[ChangeMap], expected: &[ExpectedMap]) -> Result<(), Failure> {
+    if maps.len() != expected.len() {
+        return Err(Failure::of(Kind::Invalid, "as many maps must be expected as there are"));
+    }
+    for (map, expected) in maps.iter().zip(expected) {
+        if let Some(why) = why_unexpected(map, expected) {
+            return Err(Failure::new(format!("use the map of changed blocks {}", expected.map), why)
+                .of_kind(Kind::State)
+                .advise("make a full backup"));
+        }
+    }
+    Ok(())
+}
+
+fn why_unexpected(map: &ChangeMap, expected: &ExpectedMap) -> Option<String> {
+    if hex(&map.id()) != expected.map {
+        return Some(format!("its file has map {}", hex(&map.id())));
+    }
+    let continues = map.continues().map(|id| hex(&id));
+    if expected.continues.is_some() && continues != expected.continues {
+        return Some(format!("it continues {}", continues.as_deref().unwrap_or("no map")));
+    }
+    let session = hex(&map.session());
+    match &expected.proof {
+        Proof::Sealed(_) if map.is_sealed() => None,
+        Proof::Sealed(Some(mark)) if mark.map == expected.map && mark.sessions.contains(&session) => None,
+        Proof::Sealed(_) => Some("it is not complete, and nothing shows that its file is not an older copy".into()),
+        Proof::Served(served) => (*served != session || map.is_sealed())
+            .then(|| "its file is not the one in which the running disk records changes".into()),
+        Proof::Image(mark, state) => {
+            let state = disk::changes::FileState { changed: (state.seconds, state.nanoseconds), len: state.len };
+            tracking::mismatch(map, 0, (mark, true), Some(state))
+        }
     }
 }

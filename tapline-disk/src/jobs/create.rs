@@ -11,6 +11,7 @@ use crate::files::Files;
 use crate::image::chain::{Chain, Layers, metadata_options};
 use crate::image::create::{Allocation, Plan, Target, unit_of};
 use crate::image::libvhd;
+use crate::image::map_of_daemon::Daemon;
 use crate::image::parent_link;
 use crate::image::remote;
 use crate::image::replay_redo;
@@ -37,7 +38,12 @@ pub fn run(files: &Files, create: &Create) -> Result<Exit, Failure> {
             // It stays locked until the child exists, so that it does not change meanwhile.
             let layers = open_parent(files, create, parent, below)?;
             let plan = plan_child(&create.image, parent, &layers, create.size.or(create.size_option), unit)?;
+            let daemon = create.map_of_daemon.then(Daemon::of_stdin).transpose()?;
+            let map = daemon.as_ref().map_or(Ok(None), |daemon| daemon.next_interval(&layers))?;
             create_child(files, &create.image, &plan, create.force)?;
+            if let (Some(daemon), Some(map)) = (daemon, map) {
+                daemon.records(map.begin_halted(files, create.image.path(), plan.len)?)?;
+            }
             plan
         }
         None => {

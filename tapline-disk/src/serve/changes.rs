@@ -6,6 +6,7 @@
 //! durable that its map begins with; and when a map could neither be written nor made invalid, the mark of the image or
 //! the file of the map is gone, durably, before requests continue without it.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use ::control::{Kind, answer};
@@ -17,6 +18,7 @@ use uring::{Engine, ImageFile};
 use crate::files::Files;
 use crate::files::mark::{self, hex};
 use crate::image::chain::Layers;
+use crate::image::map_of_daemon::{Chosen, Daemon, EmptyMap, VOID_LOG};
 use crate::image::tracking::{self, OpenMap};
 use crate::process::failure::Failure;
 use crate::process::log::say;
@@ -29,9 +31,20 @@ const ADVICE: &str = "the next backup must be a full one; start a new map then: 
 #[derive(Debug)]
 pub struct Prepared {
     path: PathBuf,
-    open: OpenMap,
-    /// Whether it begins now.
-    is_new: bool,
+    map: Start,
+    /// The daemon that has chosen the map.
+    daemon: Option<Daemon>,
+}
+
+/// How the map of a disk starts.
+#[derive(Debug)]
+enum Start {
+    /// It is continued.
+    Continued(OpenMap),
+    /// It begins now.
+    New(OpenMap),
+    /// It begins now, in an empty file.
+    Empty(EmptyMap),
 }
 
 impl Prepared {
@@ -41,47 +54,71 @@ impl Prepared {
             return Err(Failure::new(format!("track {}", layers.name), "it has no file"));
         };
         tracking::must_be_possible(&layers.name, image)?;
+        let prepared = |map| Prepared { path: path.to_owned(), map, daemon: None };
         // A passed file exists in any case; a map is not empty.
         let exists = files.metadata(path).is_ok_and(|found| !files.are_handed() || found.len() > 0);
         if exists {
             let mut open = tracking::open(files, path)?;
             let is_void = layers.logs.iter().any(|(depth, log)| *depth == 0 && log.was_void());
             if is_void && open.map.closed().is_none() {
-                return Err(tracking::refused(
-                    path,
-                    "the image is not in the state in which the last process left it: another program has written to \
-                     it, or it was restored",
-                ));
+                return Err(tracking::refused(path, VOID_LOG));
             }
             tracking::take_up(files, path, &mut open, geometry.len, image)?;
             log_continued(path, &open.map);
-            return Ok(Prepared { path: path.to_owned(), open, is_new: false });
+            return Ok(prepared(Start::Continued(open)));
         }
         tracking::sync_all(&layers.files)?;
         let open = tracking::create(files, path, None, geometry.len, None)?;
-        say(format_args!("changed blocks are recorded from now on in {}, a new map", path.display()));
-        Ok(Prepared { path: path.to_owned(), open, is_new: true })
+        log_begun(path);
+        Ok(prepared(Start::New(open)))
+    }
+
+    /// Agrees with the daemon on the map.
+    fn by_daemon(layers: &Layers) -> Result<Option<Prepared>, Failure> {
+        let daemon = Daemon::of_stdin()?;
+        let chosen = daemon.choose(layers)?;
+        let Some(path) = chosen.path() else { return Ok(None) };
+        let map = match chosen {
+            Chosen::Continued(open) => {
+                log_continued(&path, &open.map);
+                Start::Continued(open)
+            }
+            Chosen::New(empty) => {
+                tracking::sync_all(&layers.files)?;
+                log_begun(&path);
+                Start::Empty(empty)
+            }
+            Chosen::Unrecorded => return Ok(None),
+        };
+        Ok(Some(Prepared { path, map, daemon: Some(daemon) }))
     }
 
     /// Opens the map of the process that is taken over, which continues in the same session.
     pub fn taken_over(files: &Files, path: &Path) -> Result<Prepared, Failure> {
-        Ok(Prepared { path: path.to_owned(), open: tracking::open(files, path)?, is_new: false })
+        Ok(Prepared { path: path.to_owned(), map: Start::Continued(tracking::open(files, path)?), daemon: None })
     }
 
     /// Has the disk record its changes, before its first request.
     pub fn begin(self, disk: &mut Disk<Image>, engine: &mut Engine) -> Result<Changes, Failure> {
-        let Prepared { path, open: OpenMap { file, map }, is_new } = self;
+        let Prepared { path, map, daemon } = self;
+        let (OpenMap { file, map }, is_new) = match map {
+            Start::Continued(open) => (open, false),
+            Start::New(open) => {
+                make_clean(disk, engine)?;
+                let image = leaf_of(disk, engine).ok_or_else(|| Failure::of(Kind::Failed, "the disk has no file"))?;
+                tracking::mark(image, open.map.id(), open.map.session())?;
+                (open, true)
+            }
+            Start::Empty(empty) => {
+                make_clean(disk, engine)?;
+                (empty.begin(disk.geometry().len)?, true)
+            }
+        };
         let (id, continues) = (map.id(), map.continues());
         let file = engine.add(tracking::for_engine(file, engine.kind())?)?;
-        if is_new {
-            make_clean(disk, engine)?;
-            let image = leaf_of(disk, engine).ok_or_else(|| Failure::of(Kind::Failed, "the disk has no file"))?;
-            tracking::mark(image, map.id(), map.session())?;
-            disk.begin_tracking(file, map)
-        } else {
-            disk.track(file, map)
-        }
-        .map_err(|error| Failure::new(format!("record changed blocks in {}", path.display()), error))?;
+        let begun = if is_new { disk.begin_tracking(file, map) } else { disk.track(file, map) };
+        begun.map_err(|error| Failure::new(format!("record changed blocks in {}", path.display()), error))?;
+        daemon.map_or(Ok(()), |daemon| daemon.records(id))?;
         let path = std::path::absolute(&path).unwrap_or(path);
         Ok(Changes {
             current: Some(Current { path, file: Some(file), id, continues, said: MapState::Kept }),
@@ -90,8 +127,8 @@ impl Prepared {
     }
 }
 
-/// Opens the layers, and the map of their changed blocks: that of the command line, or that of the process that is
-/// taken over, which may have another one meanwhile, or none.
+/// Opens the layers, and the map of their changed blocks: that of the command line or of the daemon, or that of the
+/// process that is taken over, which may have another one meanwhile, or none.
 pub fn open(
     files: &Files,
     serve: &Serve,
@@ -100,6 +137,11 @@ pub fn open(
 ) -> Result<(Layers, Option<Prepared>), Failure> {
     let map = match taken {
         Some(taken) => taken.map.as_ref(),
+        None if serve.map_of_daemon => {
+            let layers = super::open(files, serve, taken, write)?;
+            let map = Prepared::by_daemon(&layers)?;
+            return Ok((layers, map));
+        }
         None => serve.track.as_ref(),
     };
     let Some(path) = map else { return Ok((super::open(files, serve, taken, write)?, None)) };
@@ -113,6 +155,10 @@ pub fn open(
         None => Prepared::of(files, path, &layers)?,
     };
     Ok((layers, Some(map)))
+}
+
+fn log_begun(path: &Path) {
+    say(format_args!("changed blocks are recorded from now on in {}, a new map", path.display()));
 }
 
 fn log_continued(path: &Path, map: &ChangeMap) {
@@ -192,7 +238,8 @@ impl Changes {
         }
         let Some(current) = &mut self.current else { return };
         let state = disk.map_state().unwrap_or(MapState::Kept);
-        if state == current.said {
+        // A map that is being ended at a client's request is kept until then.
+        if state == current.said || state == MapState::Kept {
             return;
         }
         let name = current.path.display();
@@ -205,7 +252,7 @@ impl Changes {
             }
             MapState::Doubtful => {
                 say(format_args!("changed blocks cannot be recorded: {name} can be neither written nor made invalid"));
-                if leaf_of(disk, engine).is_some_and(end_mark) {
+                if !files.are_handed() && leaf_of(disk, engine).is_some_and(end_mark) {
                     say(format_args!("{name} will be refused, and the disk continues; {ADVICE}"));
                     return current.abandon(disk, engine);
                 }
@@ -213,6 +260,9 @@ impl Changes {
                     Ok(()) => {
                         say(format_args!("{name} was removed, and the disk continues; {ADVICE}"));
                         return current.abandon(disk, engine);
+                    }
+                    Err(_) if files.are_handed() => {
+                        say("some writes WAIT until the map is ended: tapline vdi cbt disable VDI");
                     }
                     Err(failure) => say(format_args!(
                         "{}: some writes WAIT until the file is removed: do so, then 'tapline disk SOCKET untrack \
@@ -226,10 +276,10 @@ impl Changes {
     }
 
     /// The client says that it has removed the file of a doubtful map.
-    pub fn was_removed(&mut self, disk: &mut Disk<Image>, engine: &mut Engine) {
+    pub fn was_removed(&mut self, files: &Files, disk: &mut Disk<Image>, engine: &mut Engine) {
         if let Some(current) = self.current.as_mut().filter(|_| disk.map_state() == Some(MapState::Doubtful)) {
             // The file may have another name.
-            if !leaf_of(disk, engine).is_some_and(end_mark) {
+            if files.are_handed() || !leaf_of(disk, engine).is_some_and(end_mark) {
                 say(format_args!("{} is taken for removed as the client says", current.path.display()));
             }
             current.abandon(disk, engine);
@@ -249,7 +299,7 @@ impl Changes {
     }
 
     /// Returns the state for a client.
-    pub fn report(&self, disk: &Disk<Image>) -> Option<answer::Changes> {
+    pub fn report(&self, disk: &Disk<Image>, engine: &Engine) -> Option<answer::Changes> {
         let current = self.current.as_ref()?;
         let state = match disk.map_state() {
             Some(MapState::Kept) => answer::MapState::Kept,
@@ -264,6 +314,8 @@ impl Changes {
             state,
             at_rest: is_kept && disk.is_map_at_rest(),
             changed: disk.map().filter(|_| is_kept).map(ChangeMap::changed_bytes),
+            session: disk.map().filter(|_| is_kept).map(|map| hex(&map.session())),
+            inode: current.file.and_then(|file| engine.file(file)?.metadata().ok()).map(|found| found.ino()),
         })
     }
 

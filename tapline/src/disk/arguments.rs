@@ -120,7 +120,7 @@ impl DiskRequest for ask::Snapshot {
             SnapshotMethod::Chain => Method::Chain,
         };
         let map = given.map.as_deref().map(whole_path).transpose()?;
-        Ok(ask::Snapshot { to: whole(&given.to)?, method, map })
+        Ok(ask::Snapshot { to: whole(&given.to)?, method, map, new: None })
     }
 
     fn shown(answer: &Self::Answer) -> Vec<String> {
@@ -139,7 +139,7 @@ impl DiskRequest for ask::Track {
     type Arguments = Track;
 
     fn of(given: &Track) -> Result<ask::Track, Error> {
-        Ok(ask::Track { map: whole_path(&given.map)? })
+        Ok(ask::Track { map: whole_path(&given.map)?, new: None })
     }
 
     fn shown(answer: &Self::Answer) -> Vec<String> {
@@ -158,7 +158,7 @@ impl DiskRequest for ask::Untrack {
     type Arguments = Untrack;
 
     fn of(given: &Untrack) -> Result<ask::Untrack, Error> {
-        Ok(ask::Untrack { removed: given.removed })
+        Ok(ask::Untrack { removed: given.removed, recorded: false })
     }
 
     fn shown(answer: &Self::Answer) -> Vec<String> {

@@ -70,11 +70,20 @@ pub async fn unless_stuck<T>(
 
 /// Sends a verb to the disk process of a VBD. Waits while the process is being replaced.
 pub async fn ask<V: Ask>(daemon: &Daemon, vbd: Uuid, verb: V, files: Vec<PassedFile>) -> Result<V::Answer, Refused> {
-    let gate = daemon.disks.gates.of(vbd);
-    let _inside = gate.enter().await;
-    let files = daemon.tool.redo.with_logs(files)?;
-    let answer = control::ask(&daemon.disks.socket(vbd), verb, files, TO_CHANGE).await;
-    poll_if_silent(daemon, vbd, answer)
+    ask_with(daemon, vbd, verb, files, Vec::new()).await
+}
+
+/// Like [`ask`], with files that are not images too.
+pub async fn ask_with<V: Ask>(
+    daemon: &Daemon,
+    vbd: Uuid,
+    verb: V,
+    images: Vec<PassedFile>,
+    others: Vec<PassedFile>,
+) -> Result<V::Answer, Refused> {
+    let mut files = daemon.tool.redo.with_logs(images)?;
+    files.extend(others);
+    hand(daemon, vbd, verb, files).await
 }
 
 /// Like [`ask`], with files that are not images.

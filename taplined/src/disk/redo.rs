@@ -79,7 +79,7 @@ impl RedoLogs {
             return Ok(removed);
         }
         for entry in directory.entries()?.into_iter().filter(|entry| entry.file && !entry.name.starts_with('.')) {
-            let file = match directory.open_image(&entry.name, true) {
+            let file = match directory.open_marked(&entry.name, true) {
                 Err(problem) if problem.code == Code::NotFound => continue,
                 opened => opened?,
             };

@@ -1,6 +1,7 @@
 //! Runs image jobs: one process each, which is passed its files, has no privileges, and exits with the job.
 
 use std::ffi::OsString;
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{ExitStatus, Stdio};
 
@@ -96,9 +97,29 @@ impl Tool {
     /// Like [`Tool::long_image`], for a command that is not one of `image`.
     pub async fn long_job<T: DeserializeOwned>(
         &self,
+        all: Vec<OsString>,
+        handing: Handing,
+        on_progress: impl FnMut(f64),
+    ) -> Result<T, Refused> {
+        self.job(all, handing, on_progress, |_| Ok(())).await
+    }
+
+    /// Like [`Tool::image`], for a process that exchanges messages over its standard input; `talk` does, on a thread.
+    pub async fn talking_image<T: DeserializeOwned>(
+        &self,
+        words: Vec<OsString>,
+        handing: Handing,
+        talk: impl FnOnce(OwnedFd) -> Result<(), Problem> + Send + 'static,
+    ) -> Result<T, Refused> {
+        self.job(std::iter::once("image".into()).chain(words).collect(), handing, |_| (), talk).await
+    }
+
+    async fn job<T: DeserializeOwned>(
+        &self,
         mut all: Vec<OsString>,
         handing: Handing,
         on_progress: impl FnMut(f64),
+        talk: impl FnOnce(OwnedFd) -> Result<(), Problem> + Send + 'static,
     ) -> Result<T, Refused> {
         // The process exits with the daemon: the next daemon repeats or rolls back the job, and finds nothing locked.
         all.extend(["--json", "--handed", "--confine", "--end-with-input"].map(OsString::from));
@@ -110,7 +131,10 @@ impl Tool {
         let running = Running::begin();
         // Our end of its standard input stays open until it has exited.
         let mut sent = repo::blocking::start(move || {
-            let sent = ready.send();
+            let sent = ready.send().and_then(|socket| {
+                let theirs = socket.try_clone().map_err(|error| Problem::failed("talk to a disk process", error))?;
+                talk(theirs).map(|()| socket)
+            });
             drop(running);
             sent
         });

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use api::{
-    Name, ObjectKind, Task, Vdi, VdiClone, VdiCopy, VdiCreate, VdiDestroyPlan, VdiExport, VdiImport, VdiPatch,
-    VdiReconcile, VdiResize, VdiRevert, VdiSnapshot, VdiState,
+    ChangesFormat, Name, ObjectKind, Task, Vdi, VdiChanges, VdiClone, VdiCopy, VdiCreate, VdiDestroyPlan, VdiExport,
+    VdiImport, VdiPatch, VdiReconcile, VdiResize, VdiRevert, VdiSnapshot, VdiState,
 };
 use axum::Json;
 use axum::extract::State;
@@ -38,6 +38,9 @@ pub fn routes() -> OpenApiRouter<Daemon> {
         .routes(routes!(vdi_export))
         .routes(routes!(vdi_merge))
         .routes(routes!(vdi_reconcile))
+        .routes(routes!(vdi_cbt_enable))
+        .routes(routes!(vdi_cbt_disable))
+        .routes(routes!(vdi_changes))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -214,4 +217,42 @@ async fn vdi_reconcile(
 ) -> Answer<Json<Vdi>> {
     reconcile::decide(&daemon, uuid, asked.believe).await?;
     Ok(Json(daemon.catalogue.read_for_client(move |view| view.vdi(uuid)).await?))
+}
+
+/// Records from now on which blocks of a VDI change, while it is plugged; it may be plugged now.
+#[utoipa::path(post, path = "/vdis/{uuid}/cbt-enable", tag = "vdi", params(Id), responses((status = 202, body = Task)))]
+async fn vdi_cbt_enable(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
+    begun(begin::enable(&daemon, uuid).await?)
+}
+
+/// Stops recording which blocks of a VDI change. The maps of its snapshots stay.
+#[utoipa::path(post, path = "/vdis/{uuid}/cbt-disable", tag = "vdi", params(Id), responses((status = 202, body = Task)))]
+async fn vdi_cbt_disable(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
+    begun(begin::disable(&daemon, uuid).await?)
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct ChangesOptions {
+    /// An earlier snapshot.
+    from: Uuid,
+    /// How the changed parts are listed.
+    #[serde(default)]
+    #[param(inline)]
+    format: ChangesFormat,
+}
+
+/// Lists the parts of a VDI or a snapshot that may differ from an earlier snapshot. It names too much at most. An error
+/// if not all changes are known.
+#[utoipa::path(
+    get, path = "/vdis/{uuid}/changes", tag = "vdi", params(Id, ChangesOptions),
+    responses((status = 200, body = VdiChanges))
+)]
+async fn vdi_changes(
+    State(daemon): State<Daemon>,
+    Id(uuid): Id,
+    QueryParams(options): QueryParams<ChangesOptions>,
+) -> Answer<Json<VdiChanges>> {
+    Ok(Json(begin::changed(&daemon, uuid, options.from, options.format).await?))
 }

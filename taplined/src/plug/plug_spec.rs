@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{LogicalBlockSize, Mode, Problem, Transport, Vbd};
+use api::{ChangeTracking, LogicalBlockSize, Mode, Problem, Transport, Vbd};
 use control::ImageName;
 use repo::catalogue::Image;
 use repo::driver::Directory;
 use uuid::Uuid;
 
 use super::queue::Request;
+use super::record_changes::Recording;
 use super::xen_disk::XenDisk;
 use crate::config::Plug;
 use crate::daemon::Daemon;
@@ -37,6 +38,8 @@ pub struct PlugSpec {
     pub vbd: Vbd,
     /// The sector size for the guest; `None`: the disk process takes the storage's.
     block: Option<LogicalBlockSize>,
+    /// The recording of its changed blocks, if it is enabled.
+    tracking: Option<ChangeTracking>,
     /// From the top down.
     chain: Vec<Image>,
     /// The process's names for them.
@@ -64,7 +67,9 @@ impl PlugSpec {
         let delay = if daemon.config.plug.injected_delays { delay_in(vdi.name.as_str()) } else { Duration::ZERO };
         let names = chain.iter().map(|image| image_name(image.format, image.path(directory.path()))).collect();
         let threads = words_of_threads(&daemon.config.plug);
-        Ok(PlugSpec { names, vbd, block: vdi.logical_block_size, chain, directory, disk, threads, delay })
+        let is_written = vbd.mode == Mode::ReadWrite;
+        let tracking = vdi.cbt.filter(|tracking| tracking.enabled && is_written);
+        Ok(PlugSpec { names, vbd, tracking, block: vdi.logical_block_size, chain, directory, disk, threads, delay })
     }
 
     /// The specification for a process that takes over the files of another: it uses that one's names for them.
@@ -86,15 +91,29 @@ impl PlugSpec {
     /// Opens the files: the top one for writing if the VBD may write, all others for reading; returns their
     /// identities. Refuses files that differ from those of the previous process (`before`); and, if that process had
     /// the top one open, refuses to serve without the redo log among `logs`.
-    pub async fn open(&self, before: Known, logs: RedoLogs) -> Result<(Handing, Known), Problem> {
+    ///
+    /// The third value is set if changes are recorded.
+    pub async fn open(&self, before: Known, logs: RedoLogs) -> Result<(Handing, Known, Option<Recording>), Problem> {
         tokio::time::sleep(self.delay).await;
         let order = self.clone();
         let opened = blocking("open the files of a VDI", move || {
-            let (mut handing, mut known, mut written) = (Handing::default(), Known::new(), None);
+            let (mut handing, mut known, mut written, mut recording) = (Handing::default(), Known::new(), None, None);
             for (depth, image) in order.chain.iter().enumerate() {
                 let write = depth == 0 && order.vbd.mode == Mode::ReadWrite;
-                let file = order.directory.open_image(&image.file, write)?;
                 let failed = |error| Problem::failed("examine an image", error);
+                let file = match order.tracking.as_ref().filter(|_| write) {
+                    None => order.directory.open_image(&image.file, write)?,
+                    Some(tracking) => {
+                        let file = order.directory.open_marked(&image.file, true)?;
+                        recording = Some(Recording {
+                            vdi: order.vbd.vdi,
+                            map: tracking.maps.last().copied(),
+                            directory: order.directory.clone(),
+                            image: file.try_clone().map_err(failed)?,
+                        });
+                        file
+                    }
+                };
                 known.insert(image.file.clone(), OpenFile::held(&order.directory, &image.file, &file)?);
                 if write && before.contains_key(&image.file) {
                     written = Some((order.path(image), file.metadata().map_err(failed)?));
@@ -106,7 +125,7 @@ impl PlugSpec {
             if let Some((path, image)) = written {
                 logs.must_be_there(&path, &image)?;
             }
-            Ok((handing, known))
+            Ok((handing, known, recording))
         });
         opened.await
     }
@@ -153,6 +172,9 @@ impl PlugSpec {
         let limits = limits::to_process(self.vbd.limits.as_ref());
         if !limits.is_none() {
             words.extend(["--limit".into(), limits.to_string().into()]);
+        }
+        if self.tracking.is_some() {
+            words.push("--map-of-daemon".into());
         }
         if self.vbd.mode == Mode::ReadOnly {
             words.push("--read-only".into());

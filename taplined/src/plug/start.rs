@@ -2,6 +2,7 @@
 //! everything to it, and waits for its response.
 
 use std::ffi::OsString;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use control::handed::Listens;
 use uuid::Uuid;
 
 use super::plug_spec::PlugSpec;
+use super::record_changes;
 use super::steps::Steps;
 use crate::daemon::Daemon;
 use crate::disk::control::problem;
@@ -42,10 +44,13 @@ pub async fn serve(
     let vbd = order.vbd.uuid;
     let before = if incarnation == Incarnation::First { Known::new() } else { daemon.disks.open_files.of(vbd) };
     let logs = daemon.tool.redo.clone();
-    let (handing, known) = steps.step("open", order.open(before, logs)).await?;
+    let (handing, known, recording) = steps.step("open", order.open(before, logs)).await?;
     daemon.disks.open_files.set(vbd, known);
     let ready = steps.step("start", start(daemon, order, &place, incarnation, handing, process)).await?;
-    steps.step("hand", hand(ready)).await?;
+    let socket = steps.step("hand", hand(ready)).await?;
+    if let (Some(recording), Some(socket)) = (recording, socket) {
+        steps.step("map", record_changes::agree(daemon, socket, recording)).await?;
+    }
     let limit = steps_limit(steps);
     steps.step("answer", answer(daemon, vbd, process.as_mut(), limit)).await
 }
@@ -127,16 +132,16 @@ pub fn launch(
     Ok(process)
 }
 
-/// Sends everything. The daemon has none of it open afterwards.
-async fn hand(ready: Ready) -> Result<(), Problem> {
-    let mut sent = repo::blocking::start(move || ready.send().map(drop));
+/// Sends everything. The daemon has none of it open afterwards, except for the socket, unless the process has exited.
+async fn hand(ready: Ready) -> Result<Option<OwnedFd>, Problem> {
+    let mut sent = repo::blocking::start(move || ready.send());
     match sent.ended().await.map_err(|died| Problem::failed("pass files to a disk process", died))? {
         // A process that receives nothing has exited, and reports the reason itself.
         Err(problem) => {
             tracing::debug!("{problem}");
-            Ok(())
+            Ok(None)
         }
-        Ok(()) => Ok(()),
+        Ok(socket) => Ok(Some(socket)),
     }
 }
 

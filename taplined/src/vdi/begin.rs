@@ -2,6 +2,7 @@
 //! that records the intent.
 
 mod copies;
+mod tracking;
 
 use api::{
     Code, ImageFormat, Labels, Mode, Problem, Sr, Task, Vdi, VdiClone, VdiCreate, VdiDestroyPlan, VdiResize, VdiRevert,
@@ -16,6 +17,7 @@ use uuid::Uuid;
 use super::leaf::{Leaf, writer_of};
 use super::snapshot::{Branch, KeptState, Own};
 use super::target::Target;
+use super::tracking::next_map;
 use super::{
     Chain, Create, Destroy, Resize, Revert, format_for, hold, must_be_ready, must_be_shallow, must_be_unplugged,
     versions_for,
@@ -26,6 +28,7 @@ use crate::fault::{self, Planted};
 use crate::reconcile;
 use crate::task::wanted::Want;
 pub use copies::{copy, export, import};
+pub use tracking::{changed, disable, enable};
 
 /// The physical size of a new image before anything is written to it.
 const EMPTY: u64 = 1 << 20;
@@ -149,6 +152,12 @@ pub async fn state(
     let versions = versions_for(&sr, &vdi)?;
     let vbd = writer_of(&vdi);
     let chain = versions == Versions::Chain;
+    let is_tracked = vdi.cbt.as_ref().is_some_and(|tracking| tracking.enabled && !tracking.maps.is_empty());
+    let map = match vbd {
+        Some(vbd) if chain => next_map(daemon, &vdi, vbd).await?,
+        None if chain && is_tracked => Some(Uuid::new_v4()),
+        _ => None,
+    };
     // A read-only VDI needs no new leaf before other images are based on it.
     let leaf = (chain && !vdi.read_only).then(|| Leaf {
         vdi: uuid,
@@ -157,6 +166,7 @@ pub async fn state(
         image: Uuid::new_v4(),
         format: vdi.format,
         vbd,
+        map,
     });
     // A snapshot takes the image itself, unless the VDI continues to use it.
     let own = (!chain || writable || leaf.is_none()).then(|| Own { image: Uuid::new_v4(), reflink: !chain });
@@ -318,7 +328,8 @@ pub fn must_be_scheduled(wanted: bool, is: bool, noun: &str, uuid: Uuid) -> Resu
 pub async fn plan_destroy(daemon: &Daemon, uuid: Uuid) -> Result<(Destroy, Want), Problem> {
     let (vdi, sr, image, want) = find(daemon, uuid).await?;
     must_be_destroyable(daemon, &vdi, &sr).await?;
-    Ok((Destroy { vdi: vdi.uuid, sr: sr.uuid, image }, want))
+    let maps = vdi.cbt.map(|cbt| cbt.maps.iter().map(|map| map.uuid).chain(cbt.unneeded).collect());
+    Ok((Destroy { vdi: vdi.uuid, sr: sr.uuid, image, maps: maps.unwrap_or_default() }, want))
 }
 
 /// What `vdi-destroy` would remove. Running operations are not affected.

@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use super::about_vdi;
 use super::file::remove_file;
+use super::tracking::{remove_unneeded_maps, remove_unrecorded_map};
 use crate::daemon::Daemon;
 use crate::task::Context;
 use crate::task::job::{Job, declare_steps};
@@ -23,6 +24,9 @@ pub struct Destroy {
     pub sr: Uuid,
     /// Its image.
     pub image: Uuid,
+    /// Its maps of changed blocks.
+    #[serde(default)]
+    pub maps: Vec<Uuid>,
 }
 
 /// The intent of `sr-reclaim`: removes a hidden image without children.
@@ -81,6 +85,16 @@ impl Job for Destroy {
 impl Destroy {
     /// Removes the image of the VDI, which is no longer in the catalogue.
     pub async fn remove(&self, daemon: &Daemon) -> Result<(), Problem> {
+        for map in &self.maps {
+            remove_unrecorded_map(daemon, self.sr, *map).await?;
+        }
+        if !self.maps.is_empty() {
+            // Later states may have had maps for the sake of this one.
+            let sr = self.sr;
+            for (vdi, ..) in daemon.catalogue.read(move |view| view.tracked_vdis(sr)).await? {
+                remove_unneeded_maps(daemon, vdi).await;
+            }
+        }
         match forget_image(daemon, self.image).await {
             Err(problem) if problem.code == Code::InUse => {
                 // The image is removed when it is no longer in use.

@@ -12,18 +12,24 @@
 
 use std::path::PathBuf;
 
-use api::{ImageFormat, Mode, Problem};
+use api::{ImageFormat, Mode, Problem, map_file};
 use control::ask::{self, Method};
+use control::tracking::NewMap;
+use jiff::Timestamp;
 use repo::catalogue::Image;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::file::{described, make_image, physical, remove_unrecorded};
+use super::tracking::{prepare_map, remove_unrecorded_map};
 use super::{Chain, chain, file_name};
 use crate::daemon::Daemon;
 use crate::disk::control::PassedFile;
+use crate::disk::handing::Handing;
 use crate::disk::live;
 use crate::disk::names;
+use crate::plug::record_changes::{self, Recording};
 use crate::task::blocking;
 
 /// The data to create a leaf, and to find out whether it was created.
@@ -41,7 +47,13 @@ pub struct Leaf {
     pub format: ImageFormat,
     /// The VBD through which the VDI is being written, if there is one.
     pub vbd: Option<Uuid>,
+    /// The map of changed blocks of the interval that begins, if changes are recorded.
+    #[serde(default)]
+    pub map: Option<Uuid>,
 }
+
+/// A new map and its file.
+type PassedMap = (NewMap, PassedFile);
 
 /// The VBD through which a VDI is being written; its disk process must then make all changes.
 pub fn writer_of(vdi: &api::Vdi) -> Option<Uuid> {
@@ -53,25 +65,72 @@ impl Leaf {
     pub async fn make(&self, daemon: &Daemon) -> Result<(), Problem> {
         let below = Chain::of_image(daemon, self.below).await?;
         let Some(vbd) = self.vbd else {
-            return make_image(daemon, self.sr, self.image, self.format, Vec::new(), Some(&below)).await;
+            return match self.map {
+                Some(map) => self.make_with_map(daemon, below, map).await,
+                None => make_image(daemon, self.sr, self.image, self.format, Vec::new(), Some(&below)).await,
+            };
         };
-        let (path, opened) = self.open_for_switch(below).await?;
-        let snapshot = ask::Snapshot { to: names::image_name(self.format, path), method: Method::Chain, map: None };
-        Ok(live::ask(daemon, vbd, snapshot, opened).await.map(drop)?)
+        let (path, opened, map) = self.open_for_switch(below).await?;
+        let (new, map) = map.unzip();
+        let to = names::image_name(self.format, path);
+        let path = map.as_ref().map(|map: &PassedFile| map.path.clone());
+        let snapshot = ask::Snapshot { to, method: Method::Chain, map: path, new };
+        Ok(live::ask_with(daemon, vbd, snapshot, opened, map.into_iter().collect()).await.map(drop)?)
     }
 
-    /// Creates the new file, and opens the old one for reading only, as the disk process will have it.
-    async fn open_for_switch(&self, below: Chain) -> Result<(PathBuf, Vec<PassedFile>), Problem> {
-        let new = file_name(self.image, self.format);
+    /// Creates the new leaf of a disk that is not plugged, and the map of its changes, unless those until now are not
+    /// known: then there is no map.
+    async fn make_with_map(&self, daemon: &Daemon, below: Chain, map: Uuid) -> Result<(), Problem> {
+        let (vdi, new) = (self.vdi, file_name(self.image, self.format));
+        let present =
+            daemon.catalogue.read(move |view| view.vdi(vdi)).await?.cbt.and_then(|cbt| cbt.maps.last().copied());
+        let path = below.directory.path().join(&new);
+        let mut words = vec!["create".into()];
+        words.extend(names::words_of(
+            std::iter::once(names::image_name(self.format, path.clone())).chain(below.names()),
+        ));
+        words.push("--map-of-daemon".into());
+        let opened = blocking("create a file", move || {
+            let failed = |error| Problem::failed("duplicate a descriptor", error);
+            let (mut handing, mut image) = (Handing::default(), None);
+            let leaf = below.directory.create_image(&new)?;
+            handing.file(&path, true, leaf.try_clone().map_err(failed)?);
+            for parent in &below.images {
+                let file = below.directory.open_marked(&parent.file, false)?;
+                image = Some(image.map_or_else(|| file.try_clone().map_err(failed), Ok)?);
+                handing.file(&parent.path(below.directory.path()), false, file);
+            }
+            let image = image.ok_or_else(|| Problem::failed("create a leaf", "it has no parent"))?;
+            Ok((handing, Recording { vdi, map: present, directory: below.directory, image }, leaf))
+        });
+        let (handing, recording, leaf) = opened.await?;
+        let talk = move |socket| record_changes::begin_next_interval(socket, recording, &leaf, map).map(drop);
+        Ok(daemon.tool.talking_image(words, handing, talk).await.map(|IgnoredAny| ())?)
+    }
+
+    /// The same leaf, without its map if that could not be begun.
+    pub async fn as_made(&self, daemon: &Daemon) -> Result<Leaf, Problem> {
+        let Some(map) = self.map else { return Ok(self.clone()) };
+        let directory = daemon.srs.directory(self.sr).await?;
+        let is_empty = blocking("examine a map", move || directory.is_empty(&map_file(map))).await?;
+        Ok(Leaf { map: self.map.filter(|_| !is_empty), ..self.clone() })
+    }
+
+    /// Creates the new file, and the one of its map; and opens the old one for reading only, as the disk process will
+    /// have it.
+    async fn open_for_switch(&self, below: Chain) -> Result<(PathBuf, Vec<PassedFile>, Option<PassedMap>), Problem> {
+        let (new, map) = (file_name(self.image, self.format), self.map);
         blocking("open files", move || {
             let directory = &below.directory;
             let path = directory.path().join(&new);
-            let mut files = vec![PassedFile { path: path.clone(), write: true, file: directory.create_image(&new)? }];
+            let leaf = directory.create_image(&new)?;
+            let map = map.map(|map| prepare_map(directory, &leaf, map)).transpose()?;
+            let mut files = vec![PassedFile { path: path.clone(), write: true, file: leaf }];
             if let Some(old) = below.images.first() {
                 let file = directory.open_image(&old.file, false)?;
                 files.push(PassedFile { path: old.path(directory.path()), write: false, file });
             }
-            Ok((path, files))
+            Ok((path, files, map))
         })
         .await
     }
@@ -94,7 +153,22 @@ impl Leaf {
         if let Some(now) = tx.find_image(below.uuid)? {
             tx.set_image(&Image { physical: below.physical, ..now })?;
         }
+        if tx.vdi_image(self.vdi)? == image.uuid {
+            return Ok(());
+        }
+        self.record_map(tx)?;
         tx.set_vdi_image(self.vdi, image.uuid)
+    }
+
+    fn record_map(&self, tx: &mut repo::Tx<'_>) -> Result<(), Problem> {
+        if tx.vdi(self.vdi)?.cbt.is_none() {
+            return Ok(());
+        }
+        let changed = tx.change_tracking(self.vdi, |tracking| match self.map {
+            Some(map) => tracking.switch(map, Timestamp::now()),
+            None => tracking.end("a snapshot or a clone was made while no changes were recorded"),
+        });
+        changed.map(drop)
     }
 
     /// Rolls the leaf back. Of an unplugged VDI its file is removed. Of a plugged one it is recorded as the leaf if the
@@ -111,7 +185,11 @@ impl Leaf {
                 return daemon.catalogue.write(move |tx| leaf.record(tx, &images)).await;
             }
         }
-        remove_unrecorded(daemon, self.sr, &file_name(self.image, self.format)).await
+        remove_unrecorded(daemon, self.sr, &file_name(self.image, self.format)).await?;
+        match self.map {
+            Some(map) => remove_unrecorded_map(daemon, self.sr, map).await,
+            None => Ok(()),
+        }
     }
 
     /// Whether it is the leaf of the disk process, or was when that exited.
@@ -120,6 +198,14 @@ impl Leaf {
             return Ok(layers.first().is_some_and(|leaf| leaf.names(&file_name(self.image, self.format))));
         }
         let mut chain = Chain::of_image(daemon, self.below).await?;
+        if let Some(map) = self.map {
+            // The map is complete, durably, before the disk uses the leaf.
+            let directory = chain.directory.clone();
+            let is_empty = blocking("examine a map", move || directory.is_empty(&map_file(map))).await?;
+            if is_empty {
+                return Ok(false);
+            }
+        }
         let image = match self.described(daemon).await {
             Ok((image, _)) => image,
             // The file does not even exist.

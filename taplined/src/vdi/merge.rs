@@ -12,7 +12,7 @@
 //! 2. `record`: the chain is shorter in the catalogue.
 //! 3. `remove`: the files without data are removed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::pin::pin;
 use std::time::{Duration, Instant};
@@ -328,17 +328,27 @@ struct Tree<'a> {
     by_uuid: HashMap<Uuid, &'a Image>,
     children: HashMap<Uuid, Vec<Uuid>>,
     shown_by: &'a HashMap<Uuid, Uuid>,
+    tracked: &'a Tracked,
+}
+
+/// Leaves whose changed blocks are recorded.
+#[derive(Debug, Default)]
+struct Tracked {
+    /// All of them: another image cannot take the place of one of them.
+    all: HashSet<Uuid>,
+    /// Those of disks that are not plugged, to which nothing may be written: not even another parent.
+    halted: HashSet<Uuid>,
 }
 
 impl<'a> Tree<'a> {
-    fn of(images: &'a [Image], shown_by: &'a HashMap<Uuid, Uuid>) -> Tree<'a> {
+    fn of(images: &'a [Image], shown_by: &'a HashMap<Uuid, Uuid>, tracked: &'a Tracked) -> Tree<'a> {
         let mut children: HashMap<Uuid, Vec<Uuid>> = HashMap::new();
         for image in images {
             if let Some(parent) = image.parent {
                 children.entry(parent).or_default().push(image.uuid);
             }
         }
-        Tree { by_uuid: images.iter().map(|image| (image.uuid, image)).collect(), children, shown_by }
+        Tree { by_uuid: images.iter().map(|image| (image.uuid, image)).collect(), children, shown_by, tracked }
     }
 
     fn children(&self, image: Uuid) -> &[Uuid] {
@@ -376,12 +386,14 @@ impl<'a> Tree<'a> {
             // target.
             [_, _, ..] if upwards.is_empty() => return None,
             [_, _, ..] => (None, Some(head)),
+            [] if self.tracked.all.contains(&head) && upwards.is_empty() => return None,
+            [] if self.tracked.all.contains(&head) => (None, Some(head)),
             on_head => {
                 upwards.push(head);
                 (self.shown_by.get(&head).copied(), on_head.first().copied())
             }
         };
-        if above.is_some_and(|above| self.is_kept(above)) {
+        if above.is_some_and(|above| self.is_kept(above) || self.tracked.halted.contains(&above)) {
             return None;
         }
         upwards.reverse();
@@ -390,8 +402,8 @@ impl<'a> Tree<'a> {
 }
 
 /// All merges that would shorten a chain.
-fn runs(images: &[Image], shown_by: &HashMap<Uuid, Uuid>) -> Vec<Merge> {
-    let tree = Tree::of(images, shown_by);
+fn runs(images: &[Image], shown_by: &HashMap<Uuid, Uuid>, tracked: &Tracked) -> Vec<Merge> {
+    let tree = Tree::of(images, shown_by, tracked);
     images.iter().filter_map(|image| tree.run(image.uuid)).collect()
 }
 
@@ -426,16 +438,28 @@ fn postpone(daemon: &Daemon, sr: Uuid) {
     });
 }
 
-/// The images of a repository, and the VDIs by their images.
-async fn images(daemon: &Daemon, sr: Uuid) -> Result<(Vec<Image>, HashMap<Uuid, Uuid>), Problem> {
-    let asked = daemon.catalogue.read(move |view| Ok((view.images_of_sr(sr)?, view.vdis_by_image(sr)?)));
+/// The images of a repository, the VDIs by their images, and the leaves that are tracked.
+async fn images(daemon: &Daemon, sr: Uuid) -> Result<(Vec<Image>, HashMap<Uuid, Uuid>, Tracked), Problem> {
+    let asked = daemon.catalogue.read(move |view| {
+        let mut tracked = Tracked::default();
+        for (vdi, image, tracking) in view.tracked_vdis(sr)? {
+            if !tracking.enabled || tracking.maps.is_empty() {
+                continue;
+            }
+            tracked.all.insert(image);
+            if super::leaf::writer_of(&view.vdi(vdi)?).is_none() {
+                tracked.halted.insert(image);
+            }
+        }
+        Ok((view.images_of_sr(sr)?, view.vdis_by_image(sr)?, tracked))
+    });
     asked.await
 }
 
 /// All merges that would shorten chains of a repository.
 pub async fn runs_of(daemon: &Daemon, sr: Uuid) -> Result<Vec<Merge>, Problem> {
-    let (images, shown_by) = images(daemon, sr).await?;
-    Ok(runs(&images, &shown_by))
+    let (images, shown_by, tracked) = images(daemon, sr).await?;
+    Ok(runs(&images, &shown_by, &tracked))
 }
 
 /// Starts all cleanup jobs; returns false if one was prevented by another operation.
@@ -452,8 +476,8 @@ async fn begin_all(daemon: &Daemon, sr: Uuid) -> Result<bool, Problem> {
     if variant.is_some_and(|variant| variant.read_only) {
         return Ok(true);
     }
-    let (images, shown_by) = images(daemon, sr).await?;
-    let tree = Tree::of(&images, &shown_by);
+    let (images, shown_by, tracked) = images(daemon, sr).await?;
+    let tree = Tree::of(&images, &shown_by, &tracked);
     let unused = |image: &&Image| {
         let needed = image.kept || shown_by.contains_key(&image.uuid) || !tree.children(image.uuid).is_empty();
         image.state == ImageState::Ready && !needed
@@ -464,7 +488,7 @@ async fn begin_all(daemon: &Daemon, sr: Uuid) -> Result<bool, Problem> {
         let started = daemon.tasks.start_job(daemon, job, |job, task, tx| tx.claim(job.image, task)).await;
         all &= was_begun(sr, started)?;
     }
-    for merge in runs(&images, &shown_by) {
+    for merge in runs(&images, &shown_by, &tracked) {
         all &= was_begun(sr, start(daemon, merge).await)?;
     }
     Ok(all)
@@ -532,7 +556,7 @@ mod test {
                 merge.vdi.map(|uuid| uuid.as_u128()),
             )
         };
-        runs(&images, &shown).into_iter().map(plain).collect()
+        runs(&images, &shown, &Tracked::default()).into_iter().map(plain).collect()
     }
 
     #[test]
@@ -568,11 +592,27 @@ mod test {
         for (kept, shown) in (1..=4).flat_map(|kept| [(kept, vec![5]), (kept, vec![3, 5])]) {
             let (mut images, shown) = tree(&pairs, &shown);
             images.iter_mut().filter(|image| image.uuid.as_u128() == kept).for_each(|image| image.kept = true);
-            for merge in runs(&images, &shown) {
+            for merge in runs(&images, &shown, &Tracked::default()) {
                 let all = merge.sources.iter().chain([&merge.target]).chain(&merge.above);
                 assert!(all.into_iter().all(|image| image.as_u128() != kept), "{kept}: {merge:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_tracked_leaf_stays_and_is_not_written_to_while_it_is_halted() {
+        let pairs = [(1, None), (2, Some(1)), (3, Some(2))];
+        let (images, shown) = tree(&pairs, &[3]);
+        let leaf = HashSet::from([Uuid::from_u128(3)]);
+        let live = Tracked { all: leaf.clone(), halted: HashSet::new() };
+        let found = runs(&images, &shown, &live);
+        let [Merge { sources, target, above, vdi, .. }] = &found[..] else { panic!("{found:?}") };
+        assert_eq!((&sources[..], target.as_u128()), (&[Uuid::from_u128(2)][..], 1));
+        assert_eq!((above.map(|uuid| uuid.as_u128()), *vdi), (Some(3), None));
+        assert_eq!(runs(&images, &shown, &Tracked { all: leaf.clone(), halted: leaf.clone() }), []);
+        let (images, shown) = tree(&pairs[..2], &[2]);
+        let leaf = HashSet::from([Uuid::from_u128(2)]);
+        assert_eq!(runs(&images, &shown, &Tracked { all: leaf, halted: HashSet::new() }), []);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use super::destroy::forget_image;
 use super::file::{described, make_image, remove_unrecorded};
+use super::tracking::remove_unneeded_maps;
 use super::{Chain, about_vdi, file_name};
 use crate::daemon::Daemon;
 use crate::task::Context;
@@ -108,6 +109,8 @@ impl Revert {
 
     /// Removes the old image, if none is based on it.
     pub async fn remove(&self, daemon: &Daemon) -> Result<(), Problem> {
-        forget_image(daemon, self.old).await
+        forget_image(daemon, self.old).await?;
+        remove_unneeded_maps(daemon, self.vdi).await;
+        Ok(())
     }
 }

@@ -119,15 +119,19 @@ impl KeptState {
         let directory = below.directory;
         let path = directory.path().join(&to);
         let file = blocking("create a file", move || directory.create_image(&to)).await?;
-        let snapshot =
-            ask::Snapshot { to: names::image_name(self.format, path.clone()), method: Method::Reflink, map: None };
+        let snapshot = ask::Snapshot {
+            to: names::image_name(self.format, path.clone()),
+            method: Method::Reflink,
+            map: None,
+            new: None,
+        };
         Ok(live::ask(daemon, vbd, snapshot, vec![PassedFile { path, write: true, file }]).await.map(drop)?)
     }
 
     /// The catalogue entries for the kept state.
     pub async fn described(&self, daemon: &Daemon) -> Result<KeptImages, Problem> {
         let leaf = match &self.leaf {
-            Some(leaf) => Some((leaf.clone(), leaf.described(daemon).await?)),
+            Some(leaf) => Some((leaf.as_made(daemon).await?, leaf.described(daemon).await?)),
             None => None,
         };
         let own = match &self.own {
@@ -162,6 +166,11 @@ impl KeptState {
         match &images.own {
             Some(own) => record_once(tx, own, Some(&vdi)),
             None => tx.add_vdi(&vdi),
+        }?;
+        match images.leaf.as_ref().and_then(|(leaf, _)| leaf.map) {
+            // The interval before it ends with the snapshot.
+            Some(_) if snapshot && images.own.is_none() => tx.give_maps_to_snapshot(self.of, self.vdi),
+            _ => Ok(()),
         }
     }
 

@@ -6,6 +6,7 @@
 mod autostart;
 mod bridges;
 mod calibrate;
+mod cbt;
 mod confine;
 mod confine_vm;
 mod daemon;

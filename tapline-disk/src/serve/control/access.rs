@@ -144,9 +144,9 @@ pub fn reopen_read_only(raised: Vec<Raised>) -> Lowered {
 }
 
 /// Reopens the files of all layers read-only. A former leaf loses the mark of its map, which has ended or continues on
-/// the new one; if that fails, it is removed when the file is next opened for writing.
+/// the new one; if that fails, it is removed when the file is next opened for writing. That of a passed file is the sender's.
 pub fn lower(layers: Vec<ReopenedLayer>) -> Lowered {
-    layers.iter().for_each(|layer| drop(mark::end(&layer.file)));
+    layers.iter().filter(|layer| !layer.from.are_handed()).for_each(|layer| drop(mark::end(&layer.file)));
     layers.into_iter().map(|layer| (layer.id, layer.from.reopen_read_only(&layer.file))).collect()
 }
 

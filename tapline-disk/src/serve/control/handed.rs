@@ -56,8 +56,11 @@ pub fn check_managed(verb: &Verb, given: &Handed) -> Result<(), Failure> {
         Verb::LongRunning(Snapshot(_)) if none => "use 'tapline vdi snapshot'",
         Verb::LongRunning(Clone(_)) if none => "use 'tapline vdi clone'",
         Verb::LongRunning(Revert(_)) if none => "use 'tapline vdi revert'",
-        Verb::LongRunning(Track(_) | Untrack(_)) => "a daemon's disks cannot be tracked yet",
-        Verb::LongRunning(Snapshot(snapshot)) if snapshot.map.is_some() => "a daemon's disks cannot be tracked yet",
+        Verb::LongRunning(Snapshot(snapshot)) if snapshot.map.is_some() != snapshot.new.is_some() => {
+            "use 'tapline vdi snapshot'"
+        }
+        Verb::LongRunning(Track(track)) if none || track.new.is_none() => "use 'tapline vdi cbt enable'",
+        Verb::LongRunning(Untrack(untrack)) if !untrack.recorded => "use 'tapline vdi cbt disable'",
         Verb::LongRunning(Merge(_)) if none => {
             "destroy snapshots with 'tapline vdi destroy': the daemon then merges by itself"
         }

@@ -120,7 +120,7 @@ impl Steps {
 
 /// Starts a snapshot, by reflink or by a chain.
 pub fn snapshot(asked: ask::Snapshot, work: &mut Work<'_>) -> Result<Steps, Failure> {
-    let ask::Snapshot { to, method, map } = asked;
+    let ask::Snapshot { to, method, map, new } = asked;
     let by_reflink = match method {
         Method::Reflink => true,
         Method::Auto => map.is_none() && copy::reflink_possible(&to, work),
@@ -132,6 +132,6 @@ pub fn snapshot(asked: ask::Snapshot, work: &mut Work<'_>) -> Result<Steps, Fail
             return Err(Failure::of(Kind::Unsupported, what).advise("use --method chain, or omit --map"));
         }
         true => Steps::Copy(Box::new(copy::Copy::begin(to, work)?)),
-        false => Steps::Snapshot(Box::new(snapshot::Snapshot::begin(to, map, work)?)),
+        false => Steps::Snapshot(Box::new(snapshot::Snapshot::begin(to, map, new, work)?)),
     })
 }

@@ -393,7 +393,7 @@ impl Control {
             LongRunning::Snapshot(asked) => job::snapshot(asked, work)?,
             LongRunning::Revert(asked) => Steps::Revert(Box::new(revert::Revert::begin(asked, work)?)),
             LongRunning::Clone(asked) => Steps::Clone(clone::Clone::begin(asked, work)?),
-            LongRunning::Track(asked) => Steps::Track(Box::new(track::Track::begin(asked.map, work)?)),
+            LongRunning::Track(asked) => Steps::Track(Box::new(track::Track::begin(asked, work)?)),
             LongRunning::Untrack(asked) => Steps::Track(Box::new(track::Track::end(asked, work)?)),
             LongRunning::Resize(asked) => Steps::Resize(resize::Resize::begin(asked.size, work)?),
             LongRunning::Merge(asked) => match finish::what_is_left(&asked, work)? {

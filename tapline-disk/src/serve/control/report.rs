@@ -191,7 +191,7 @@ pub fn layers(work: &mut Work<'_>) -> answer::Layers {
             EngineKind::Aio => IoEngine::Aio,
             EngineKind::Null | EngineKind::Model(_) => IoEngine::None,
         }),
-        changes: work.changes.report(work.disk),
+        changes: work.changes.report(work.disk, work.engine),
         layers: layers.collect(),
     }
 }

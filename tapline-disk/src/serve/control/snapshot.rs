@@ -7,9 +7,10 @@
 
 use std::path::PathBuf;
 
-use control::ImageName;
 use control::answer::{self, Answer, Took};
 use control::ask::Method;
+use control::tracking::NewMap;
+use control::{ImageName, Kind};
 
 use super::driver::{Driver, not_tracked};
 use super::pause::micros;
@@ -26,14 +27,27 @@ pub struct Snapshot {
 
 impl Snapshot {
     /// Checks the request and starts the snapshot.
-    pub fn begin(to: ImageName, map: Option<PathBuf>, work: &mut Work<'_>) -> Result<Snapshot, Failure> {
+    pub fn begin(
+        to: ImageName,
+        map: Option<PathBuf>,
+        new: Option<NewMap>,
+        work: &mut Work<'_>,
+    ) -> Result<Snapshot, Failure> {
         work.must_be_writable()?;
         // The future parent is reopened read-only at the end.
         work.files.must_have(work.file(0)?.1.path(), false)?;
         if map.is_some() && work.changes.kept(work.disk).is_none() {
             return Err(not_tracked());
         }
-        let driver = Driver::making(&to, plan::snapshot()).with_map(map);
+        if map.is_none() && work.files.are_handed() && work.changes.kept(work.disk).is_some() {
+            // This process cannot mark the new leaf, on which the map would continue.
+            return Err(Failure::of(
+                Kind::State,
+                "the changed blocks of the disk are recorded, and no new map was passed",
+            )
+            .advise("try again"));
+        }
+        let driver = Driver::making(&to, plan::snapshot()).with_map(map, new)?;
         Ok(Snapshot { to, parent: work.name(0)?, driver })
     }
 

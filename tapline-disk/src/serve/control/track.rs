@@ -1,7 +1,5 @@
 //! `track` and `untrack`: begins a map of changed blocks of the disk, or ends it ([`plan::track`], [`plan::untrack`]).
 
-use std::path::PathBuf;
-
 use control::answer::{Answer, Tracked};
 use control::{Kind, ask};
 use disk::MapState;
@@ -17,7 +15,7 @@ pub struct Track(Driver);
 
 impl Track {
     /// Checks `track` and starts it.
-    pub fn begin(map: PathBuf, work: &mut Work<'_>) -> Result<Track, Failure> {
+    pub fn begin(asked: ask::Track, work: &mut Work<'_>) -> Result<Track, Failure> {
         work.must_be_writable()?;
         tracking::must_be_possible(&work.name(0)?, work.file(0)?.1)?;
         if work.disk.tracked().is_some() {
@@ -25,13 +23,13 @@ impl Track {
             return Err(Failure::of(Kind::State, what)
                 .advise("a snapshot with --map begins a new map; untrack ends the present one"));
         }
-        Ok(Track(Driver::new(plan::track()).with_map(Some(map))))
+        Ok(Track(Driver::new(plan::track()).with_map(Some(asked.map), asked.new)?))
     }
 
     /// Checks `untrack` and starts it.
     pub fn end(asked: ask::Untrack, work: &mut Work<'_>) -> Result<Track, Failure> {
         match work.disk.map_state() {
-            Some(MapState::Doubtful) if asked.removed => work.changes.was_removed(work.disk, work.engine),
+            Some(MapState::Doubtful) if asked.removed => work.changes.was_removed(work.files, work.disk, work.engine),
             Some(MapState::Doubtful) => {
                 let what = "the map can neither be written nor made invalid, and would be trusted";
                 return Err(Failure::of(Kind::State, what).advise("remove its file, then use untrack --removed"));
@@ -50,6 +48,6 @@ impl Track {
         if !self.0.advance(work)? {
             return Ok(None);
         }
-        Ok(Some(Tracked { changes: work.changes.report(work.disk), pause: None }.into()))
+        Ok(Some(Tracked { changes: work.changes.report(work.disk, work.engine), pause: None }.into()))
     }
 }

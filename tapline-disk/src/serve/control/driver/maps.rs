@@ -12,17 +12,23 @@ use uring::ImageFile;
 
 use super::{Done, Driver, Phase, StepResults};
 use crate::files::Files;
+use crate::image::map_of_daemon;
 use crate::image::tracking::{self, OpenMap};
 use crate::process::failure::Failure;
 use crate::process::log::say;
 use crate::serve::changes::end_mark;
 use crate::serve::control::work::Work;
 
+/// The id of a map, and its session.
+type Ids = (MapId, MapId);
+
 /// The map that a verb creates.
 #[derive(Debug, Default)]
 pub struct NewMap {
     /// Its path; `None` if the verb creates none.
     path: Option<PathBuf>,
+    /// Its ids, if the client has marked the image.
+    ids: Option<Ids>,
     /// The map, until the disk uses it.
     open: Option<Box<OpenMap>>,
 }
@@ -38,8 +44,8 @@ impl NewMap {
 /// leaves its map.
 #[derive(Default)]
 pub struct ForChild {
-    /// A new map: where, its path, the id of the one that it continues, and the bytes of the disk.
-    new: Option<(Files, PathBuf, MapId, u64)>,
+    /// A new map: where, its path and ids, the id of the one that it continues, and the bytes of the disk.
+    new: Option<(Files, PathBuf, Option<Ids>, MapId, u64)>,
     /// The id and the session of the map that continues on the new leaf.
     old: Option<(MapId, MapId)>,
 }
@@ -56,14 +62,20 @@ impl ForChild {
         work.files.record(results.to().path());
         if let Some(new) = &results.map.path {
             let len = work.image(0)?.geometry().len;
-            return Ok(ForChild { new: Some((work.files.clone(), new.clone(), map.id(), len)), old: None });
+            let new = (work.files.clone(), new.clone(), results.map.ids, map.id(), len);
+            return Ok(ForChild { new: Some(new), old: None });
         }
         Ok(ForChild { new: None, old: Some((map.id(), map.session())) })
     }
 
     /// Creates the new map, and marks the new leaf.
     pub fn make(self, leaf: &ImageFile) -> Result<Option<OpenMap>, Failure> {
-        if let Some((files, path, continues, len)) = self.new {
+        if let Some((files, path, Some((id, session)), continues, len)) = self.new {
+            let mut open = tracking::create_in(tracking::passed(&files, &path)?, (id, Some(continues)), len)?;
+            tracking::begin_session(&mut open, session)?;
+            return Ok(Some(open));
+        }
+        if let Some((files, path, None, continues, len)) = self.new {
             return tracking::create(&files, &path, Some(continues), len, Some(leaf)).map(Some);
         }
         if let Some((map, session)) = self.old {
@@ -74,10 +86,15 @@ impl ForChild {
 }
 
 impl Driver {
-    /// Makes the verb create a map at this path.
-    pub fn with_map(mut self, path: Option<PathBuf>) -> Driver {
+    /// Makes the verb create a map at this path; with these ids if the client has marked the image.
+    pub fn with_map(
+        mut self,
+        path: Option<PathBuf>,
+        new: Option<control::tracking::NewMap>,
+    ) -> Result<Driver, Failure> {
         self.results.map.path = path;
-        self
+        self.results.map.ids = new.as_ref().map(map_of_daemon::ids).transpose()?;
+        Ok(self)
     }
 
     pub(super) fn extend_map(&mut self, len: u64, work: &mut Work<'_>) -> Result<bool, Failure> {
@@ -115,13 +132,17 @@ impl Driver {
     pub(super) fn create_map(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
         let made = self.background(work, |results, work| {
             let Some(path) = results.map.path.clone() else { return Err(not_tracked()) };
-            let (files, len) = (work.files.clone(), work.image(0)?.geometry().len);
+            let (files, len, ids) = (work.files.clone(), work.image(0)?.geometry().len, results.map.ids);
             let layers: Result<Vec<ImageFile>, Failure> =
                 (0..work.disk.layers().len()).map(|depth| Ok(work.file(depth)?.1.clone())).collect();
             let layers = layers?;
             Ok(move || {
                 tracking::sync_all(&layers)?;
-                tracking::create(&files, &path, None, len, None).map(|open| Done::Map(Box::new(open)))
+                let open = match ids {
+                    Some((id, _)) => tracking::create_in(tracking::passed(&files, &path)?, (id, None), len)?,
+                    None => tracking::create(&files, &path, None, len, None)?,
+                };
+                Ok(Done::Map(Box::new(open)))
             })
         });
         let Some(Done::Map(open)) = made? else { return Ok(false) };
@@ -130,6 +151,9 @@ impl Driver {
     }
 
     pub(super) fn mark_image(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
+        if let Some((_, session)) = self.results.map.ids {
+            return self.begin_session(session, work);
+        }
         let marked = self.background(work, |results, work| {
             let image = work.file(0)?.1.clone();
             let Some(open) = &results.map.open else { unreachable!("the map was created") };
@@ -139,11 +163,28 @@ impl Driver {
         Ok(marked?.is_some())
     }
 
+    /// The client has marked the image with a session that the map gets now.
+    fn begin_session(&mut self, session: MapId, work: &mut Work<'_>) -> Result<bool, Failure> {
+        let begun = self.background(work, |results, _| {
+            let Some(mut open) = results.map.open.take() else { unreachable!("the map was created") };
+            Ok(move || match tracking::begin_session(&mut open, session) {
+                Ok(()) => Ok(Done::Map(open)),
+                Err(failure) => {
+                    tracking::void(&open.file);
+                    Err(failure)
+                }
+            })
+        });
+        let Some(Done::Map(open)) = begun? else { return Ok(false) };
+        self.results.map.open = Some(open);
+        Ok(true)
+    }
+
     /// Removes a new map that is not used, and the mark by which it would be trusted if its file came back.
     pub(super) fn remove_map(&mut self, work: &Work<'_>) {
         let (Some(open), Some(path)) = (self.results.map.open.take(), &self.results.map.path) else { return };
-        drop(open);
         match work.disk.tracked() {
+            None if work.files.are_handed() => tracking::void(&open.file),
             None => disown(path, work),
             Some(_) => remove_file(path, work),
         }
@@ -155,7 +196,11 @@ impl Driver {
         let (Some(open), Some(path)) = (self.results.map.open.take(), self.results.map.path.clone()) else {
             return Ok(());
         };
-        Driver::use_map(*open, &path, work).inspect_err(|_| disown(&path, work))
+        let file = open.file.clone();
+        Driver::use_map(*open, &path, work).inspect_err(|_| match work.files.are_handed() {
+            true => tracking::void(&file),
+            false => disown(&path, work),
+        })
     }
 
     fn use_map(open: OpenMap, path: &Path, work: &mut Work<'_>) -> Result<(), Failure> {

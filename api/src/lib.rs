@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod autostart;
+mod backup_target;
 mod calibration;
 #[cfg(feature = "client")]
 pub mod client;
@@ -36,6 +37,10 @@ mod vm;
 mod vm_snapshot;
 
 pub use autostart::Autostart;
+pub use backup_target::{
+    BackupId, BackupPrune, BackupRemove, BackupTarget, BackupTargetAdd, DiskBackup, VdiBackup, VdiRestore, VmBackup,
+    VmRestore,
+};
 pub use calibration::{
     CalibrationOperation, SizeRule, SrCalibrate, SrCalibrated, SrCalibration, SrMeasured, SrPolicy, Storage,
 };

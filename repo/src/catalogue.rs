@@ -8,6 +8,7 @@
 
 mod autostart;
 pub mod backup;
+mod backup_target;
 mod event;
 mod health;
 mod identity;
@@ -47,6 +48,7 @@ use uuid::Uuid;
 use crate::blocking;
 
 pub use autostart::ToStart;
+pub use backup_target::BackupSnapshot;
 pub use event::{EventBus, Past};
 use health::HealthBoard;
 pub use image::{Image, ImageState, file_name};
@@ -68,17 +70,18 @@ pub use vm_memory::{ADVICE as ADVICE_FOR_SUSPENDED, DiskOfMemory, ImageOfMemory,
 use writer::{Change, State, Writer};
 
 /// The version of the schema, in the file's `user_version`.
-const VERSION: i64 = 19;
+const VERSION: i64 = 20;
 
 /// The version that `schema.sql` creates. Catalogues of earlier versions are refused: Tapline 0.1 is the first release.
 const FIRST: i64 = 17;
 
 /// The first entry creates version [`FIRST`]; each later version adds an entry, which upgrades the schema of the one
 /// before.
-const MIGRATIONS: [&str; 3] = [
+const MIGRATIONS: [&str; 4] = [
     include_str!("catalogue/schema.sql"),
     include_str!("catalogue/schema-18.sql"),
     include_str!("catalogue/schema-19.sql"),
+    include_str!("catalogue/schema-20.sql"),
 ];
 
 /// How long another program that reads the file may lock it.

@@ -63,7 +63,7 @@ pub use statistics::{
     DeviceOperations, DeviceStatistics, DiskStatistics, GuestLayer, HistoryPoint, HostLayer, LatencyBucket, Operation,
     OperationStatistics, RequestInFlight, StageInFlight, StageTimes, VbdHistory,
 };
-pub use task::{About, Task, TaskState};
+pub use task::{About, Task, TaskState, Transfer};
 pub use token::{Role, Secret, Token, TokenCreate, TokenMade};
 pub use upload::{Upload, UploadCreate};
 pub use value::{AbsolutePath, Description, LogicalBlockSize, Name, Size};

@@ -318,9 +318,14 @@ impl Catalogue {
         self.event_bus.subscribe_behind(seq)
     }
 
+    /// Reports what a task has transferred.
+    pub fn transferred(&self, task: &api::Task, transfer: api::Transfer) {
+        self.event_bus.progress(task, transfer.part(), Some(transfer));
+    }
+
     /// Reports the progress of a task, from 0 to 1. Not stored: a restarted task starts from zero.
     pub fn progress(&self, task: &api::Task, progress: f64) {
-        self.event_bus.progress(task, progress);
+        self.event_bus.progress(task, progress, None);
     }
 }
 

@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use crate::account;
 use crate::background;
+use crate::backup;
 use crate::catalogue::Care;
 use crate::config::Config;
 use crate::directories;
@@ -146,6 +147,7 @@ impl Daemon {
             }
         }
         nbd::remove_left_over(&daemon).await?;
+        backup::remove_left_over(&daemon).await?;
         crate::autostart::begin(&daemon).await?;
         background::spawn(crate::sr::keep_inventories(daemon.clone()));
         background::spawn(crate::sr::seek_lost(daemon.clone()));
@@ -174,6 +176,11 @@ impl Daemon {
         if let Err(problem) = self.catalogue.close().await {
             tracing::info!("the catalogue was not closed cleanly: {problem}");
         }
+    }
+
+    /// The identity of the host.
+    pub fn host(&self) -> Uuid {
+        self.host
     }
 
     /// The host as the API shows it.

@@ -6,6 +6,7 @@
 
 mod access;
 mod answer;
+mod backup_target;
 mod caller;
 mod change;
 mod contract;
@@ -51,7 +52,7 @@ use document::Document;
 
 pub use access::must_operate_vdi;
 pub use answer::Answers;
-pub use caller::Caller;
+pub use caller::{Caller, is_own};
 pub use document::text as openapi_text;
 pub use listener::{Listener, LocalSocket, Signals, Unauthenticated, UnauthenticatedSlot, bind_remote, rest, room};
 
@@ -117,6 +118,7 @@ fn must_end(seconds: u32) -> Result<(), Problem> {
 fn routes() -> OpenApiRouter<Daemon> {
     let nouns = OpenApiRouter::new()
         .merge(host::routes())
+        .merge(backup_target::routes())
         .merge(sr::routes())
         .merge(sr_policy::routes())
         .merge(vdi::routes())

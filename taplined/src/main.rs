@@ -11,6 +11,7 @@
 mod account;
 mod autostart;
 mod background;
+mod backup;
 mod calibrate;
 mod catalogue;
 mod certificate;

@@ -15,4 +15,4 @@ mod process;
 mod reader;
 
 pub use listener::Listener;
-pub use reader::{Readers, remove_left_over};
+pub use reader::{Reader, Readers, remove_left_over};

@@ -63,7 +63,7 @@ impl Tx<'_> {
             };
             return Err(Problem::new(Code::Exists, what)
                 .field(field)
-                .advise("choose another one, or remove that one: tapline backup-target remove"));
+                .advise("choose another one, or remove that one: tapline target remove"));
         }
         self.execute(
             "INSERT INTO backup_target VALUES (:uuid, :name, :path, :target_id, :key_file, :created)",
@@ -96,6 +96,5 @@ impl Tx<'_> {
 }
 
 fn missing(uuid: Uuid) -> Problem {
-    Problem::new(Code::NotFound, format!("there is no backup target {uuid}"))
-        .advise("list them: tapline backup-target list")
+    Problem::new(Code::NotFound, format!("there is no backup target {uuid}")).advise("list them: tapline target list")
 }

@@ -14,7 +14,7 @@ mod snapshot;
 mod target;
 mod vdi;
 
-use api::{Description, LogicalBlockSize, Mode, Name, VmHardware};
+use api::{Description, LogicalBlockSize, Mode, Name, Problem, VmHardware};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -23,7 +23,6 @@ use crate::daemon::Daemon;
 pub use machine::back_up as back_up_vm;
 pub use machine_restore::{RestoreVm, restore_vm};
 pub use restore::{Restore, restore};
-pub use snapshot::remove_left_over;
 pub use target::{add, backups, prune, remove, verify};
 pub use vdi::back_up;
 
@@ -64,6 +63,12 @@ struct MachineDisk {
     /// The VDI. The backup of a disk that the guest may write has the same one in its properties; one that it may only
     /// read, such as an ISO image, is not backed up.
     vdi: Uuid,
+}
+
+/// Removes what the tasks of the previous daemon have left, before there are tasks of this one.
+pub async fn remove_left_over(daemon: &Daemon) -> Result<(), Problem> {
+    restore::forget_sockets(&daemon.config.run_directory);
+    snapshot::remove_left_over(daemon).await
 }
 
 /// What identifies a VDI on all targets: never its name, which can be given to another one.

@@ -23,9 +23,9 @@ use crate::disk::tool::{self, Tool};
 use crate::history::History;
 use crate::http::Answers;
 use crate::jobs;
-use crate::nbd;
 use crate::plug::{self, Plugs};
 use crate::predecessors;
+use crate::reader;
 use crate::request;
 use crate::sr::Srs;
 use crate::task::Tasks;
@@ -75,7 +75,7 @@ pub struct Parts {
     /// Uploads in progress.
     pub uploads: Uploads,
     /// VDIs that clients of the NBD address read.
-    pub readers: nbd::Readers,
+    pub readers: reader::Readers,
     /// Requests that clients may repeat.
     pub key_locks: request::KeyLocks,
     host: Uuid,
@@ -124,7 +124,7 @@ impl Daemon {
             history: History::default(),
             answers: Answers::default(),
             uploads: Uploads::default(),
-            readers: nbd::Readers::default(),
+            readers: reader::Readers::default(),
             key_locks: request::KeyLocks::default(),
             host,
             started: Timestamp::now(),
@@ -146,7 +146,7 @@ impl Daemon {
                 vdi::collect(&daemon, sr.uuid);
             }
         }
-        nbd::remove_left_over(&daemon).await?;
+        reader::remove_left_over(&daemon).await?;
         backup::remove_left_over(&daemon).await?;
         crate::autostart::begin(&daemon).await?;
         background::spawn(crate::sr::keep_inventories(daemon.clone()));

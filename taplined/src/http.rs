@@ -52,7 +52,7 @@ use document::Document;
 
 pub use access::must_operate_vdi;
 pub use answer::Answers;
-pub use caller::{Caller, is_own};
+pub use caller::Caller;
 pub use document::text as openapi_text;
 pub use listener::{Listener, LocalSocket, Signals, Unauthenticated, UnauthenticatedSlot, bind_remote, rest, room};
 

@@ -35,6 +35,7 @@ mod notify;
 mod panics;
 mod plug;
 mod predecessors;
+mod reader;
 mod reconcile;
 mod request;
 mod retention;

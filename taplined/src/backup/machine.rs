@@ -1,8 +1,8 @@
 //! `vm-backup`: all disks of a VM at one moment, and what the machine is, on a backup target.
 //!
 //! The steps are those of [`super::vdi`], with the job `vm-snapshot`, and a copy for each disk. Each backup has the
-//! machine in its properties, with the moment and all of its disks: a machine can be restored when all of these are
-//! there, so that an unfinished backup of a machine is none. If a copy fails, those before it are removed.
+//! machine in its properties, with the moment and all of its disks. A machine can be restored when all of these are
+//! there, so an unfinished backup of a machine does not count. If a copy fails, those before it are removed.
 
 use std::collections::HashSet;
 use std::ffi::OsString;

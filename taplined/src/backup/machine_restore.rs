@@ -1,7 +1,7 @@
 //! `vm-restore`: a machine from the backups of its disks at one moment.
 //!
-//! 1. `copy`: each disk is restored to a file, as by [`super::restore`]. Nothing refers to them yet. *If killed:* they are
-//!    removed.
+//! 1. `copy`: each disk is restored to a file, as by [`super::restore`]. Nothing refers to them yet. *If killed:* they
+//!    are removed.
 //! 2. `record`: the disks, the VM and its VBDs are in the catalogue, in one commit. *If killed before:* as above.
 //!    *After:* done.
 

@@ -15,8 +15,8 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::process::Command;
 
+use crate::account::is_own;
 use crate::disk::oom;
-use crate::http::is_own;
 use crate::task::blocking;
 use crate::task::process::{Output, TaskProcess};
 

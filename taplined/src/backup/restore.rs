@@ -1,7 +1,7 @@
 //! `vdi-restore`: a backup as a new VDI.
 //!
-//! 1. `copy`: a file is created, with an empty image; a disk process serves it, at a socket that nobody else reaches, to
-//!    the backup program, which writes the disk there and has it durable. Nothing refers to the file yet. *If killed:*
+//! 1. `copy`: a file is created, with an empty image. A disk process serves it at a socket of the daemon's user to the
+//!    backup program, which writes the disk there and makes it durable. Nothing refers to the file yet. *If killed:*
 //!    both processes end with the daemon, and the file is removed.
 //! 2. `record`: it becomes a VDI. *If killed before:* as above. *After:* done.
 
@@ -219,7 +219,7 @@ struct Socket {
 
 impl Socket {
     fn listen(run_directory: &Path, image: Uuid) -> Result<Socket, Problem> {
-        let directory = run_directory.join("restore");
+        let directory = directory_of(run_directory);
         let path = directory.join(image.simple().to_string());
         let listen = || {
             match fs::DirBuilder::new().mode(0o700).create(&directory) {
@@ -233,6 +233,22 @@ impl Socket {
                 .advise("check that run-directory is writable and short (a socket path has at most 107 bytes)")
         })?;
         Ok(Socket { path, listener })
+    }
+}
+
+/// The directory of these sockets.
+fn directory_of(run_directory: &Path) -> PathBuf {
+    run_directory.join("restore")
+}
+
+/// Removes the sockets of a daemon that was killed, at which no process listens any more.
+pub fn forget_sockets(run_directory: &Path) {
+    let directory = directory_of(run_directory);
+    match fs::remove_dir_all(&directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(path = %directory.display(), %error, "old sockets cannot be removed");
+        }
+        _ => {}
     }
 }
 

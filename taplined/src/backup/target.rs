@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use api::{BackupPrune, BackupRemove, BackupTarget, BackupTargetAdd, Code, DiskBackup, Problem, Task};
+use api::{BackupId, BackupPrune, BackupRemove, BackupTarget, BackupTargetAdd, Code, DiskBackup, Problem, Task};
 use jiff::Timestamp;
 use repo::catalogue::NewTask;
 use serde::Deserialize;
@@ -37,6 +37,10 @@ impl At {
 /// Registers the target that is in a directory.
 pub async fn add(daemon: &Daemon, asked: BackupTargetAdd) -> Result<BackupTarget, Problem> {
     let BackupTargetAdd { uuid, name, path, key_file, target_id } = asked;
+    if target_id.as_deref().is_some_and(|id| id.len() != 32 || id.parse::<BackupId>().is_err()) {
+        let what = "the ID of a backup target has 32 hexadecimal digits, in lower case";
+        return Err(Problem::new(Code::Invalid, what).field("target_id"));
+    }
     let at = At { path: path.clone(), key_file: key_file.clone(), target_id };
     let found = at.ask::<Shown>(&["target", "show"], Vec::new(), daemon.config.storage.patience()).await;
     let found = found.map_err(|problem| match problem.code {

@@ -3,8 +3,8 @@
 //! 1. `find`: the target is opened, so that nothing is begun for one that is not there.
 //! 2. `snapshot`: the job `vdi-snapshot`, under a UUID that was recorded before ([`super::snapshot`]). A VDI that is
 //!    read-only needs none.
-//! 3. `copy`: the snapshot is plugged as for clients of the NBD address, and a process reads it there and sends it to the
-//!    target. The backup counts when that process has succeeded.
+//! 3. `copy`: the snapshot is plugged as for clients of the NBD address, and a process reads it there and sends it to
+//!    the target. The backup counts when that process has succeeded.
 //! 4. `remove`: the snapshot is destroyed.
 //!
 //! *If killed:* the processes end with the daemon; the next one removes the VBD and destroys the snapshot. There may be
@@ -25,12 +25,15 @@ use super::snapshot::Temporary;
 use super::{Machine, Properties, changes, identity, target};
 use crate::daemon::Daemon;
 use crate::fault;
-use crate::nbd::Reader;
+use crate::reader::Reader;
 use crate::request;
 use crate::task::Context;
 use crate::vdi::{about_vdi, begin, block_size, must_be_ready};
 
 const VERB: &str = "vdi-backup";
+
+/// The maximum length of the name of a disk on a target, in bytes.
+const LABEL_MAX: usize = 255;
 
 /// What is read of the result of a backup.
 #[derive(Debug, Deserialize)]
@@ -97,6 +100,12 @@ pub fn disk_of(vdi: &Vdi) -> Uuid {
     vdi.snapshot_of.unwrap_or(vdi.uuid)
 }
 
+/// The part of a name that fits into a list of backups.
+fn label(name: &str) -> &str {
+    let len = (0..=LABEL_MAX.min(name.len())).rev().find(|len| name.is_char_boundary(*len));
+    len.and_then(|len| name.get(..len)).unwrap_or_default()
+}
+
 /// Takes the snapshot.
 async fn take(daemon: &Daemon, vdi: &Vdi, snapshot: Uuid, context: &mut Context) -> Result<(), Problem> {
     context.step("snapshot", true).await?;
@@ -152,7 +161,8 @@ impl Source<'_> {
         let properties = properties.map_err(|error| Problem::failed("record the properties of a backup", error))?;
         let time = read.snapshot_time.unwrap_or_else(Timestamp::now);
         let mut words: Vec<OsString> = vec![nbd::uri::of_socket(socket).into()];
-        words.extend(["--name".into(), vdi.name.as_str().into()]);
+        // In one word, because a name may begin as an option does.
+        words.push(format!("--name={}", label(vdi.name.as_str())).into());
         words.extend(["--disk".into(), identity(daemon, disk_of(vdi)).into()]);
         words.extend(["--time".into(), time.to_string().into()]);
         words.extend(["--properties".into(), properties.into()]);
@@ -175,5 +185,17 @@ impl Source<'_> {
             At::of(target).run(&["create"], words, on_progress).await
         };
         context.unless_cancelled(copying).await
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_long_name_is_cut_between_characters() {
+        assert_eq!(label("web"), "web");
+        let long = "\u{fc}".repeat(200);
+        assert_eq!((label(&long).len(), label(&long).chars().count()), (254, 127));
     }
 }

@@ -14,10 +14,11 @@ use axum::response::{IntoResponse, Response};
 use uuid::Uuid;
 
 use super::Refusal;
-use super::caller::{Caller, is_own};
+use super::caller::Caller;
 use super::contract::Contract;
 use super::extract::whole;
 use super::listener::REQUEST_TIMEOUT;
+use crate::account::is_own;
 use crate::daemon::Daemon;
 use crate::token::Grant;
 

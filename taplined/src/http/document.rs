@@ -170,7 +170,8 @@ fn relax_bodies(document: &mut OpenApiDocument) {
 /// Adds headers, examples and problems to an operation.
 fn complete(path: &str, method: &str, operation: &mut Value) {
     let id = operation["operationId"].as_str().unwrap_or_default().to_owned();
-    let has_versions = !path.starts_with("/v1/tokens") && !path.starts_with("/v1/uploads");
+    let without = ["/v1/tokens", "/v1/uploads", "/v1/backup-targets"];
+    let has_versions = !without.iter().any(|list| path.starts_with(list));
     let (changes, of_object) = (method != "get", path.contains("{uuid}") && has_versions);
     let is_document = !changes && is_object(&operation["responses"]["200"]["content"]["application/json"]["schema"]);
     let mut codes = vec![Code::Unauthorized];

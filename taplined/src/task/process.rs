@@ -58,8 +58,8 @@ impl TaskProcess {
         Ok(Output { stdout, words, status })
     }
 
-    /// Runs `work`, which needs this process, and then ends the process by SIGTERM. An error if the process ends before,
-    /// or badly; `tried` is reported then.
+    /// Runs `work`, which needs this process, and then ends the process by SIGTERM. An error if the process ends
+    /// before, or badly; `tried` is reported then.
     pub async fn during<T>(self, tried: &str, work: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
         let pid = self.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         let ended = self.ended(|_| false);

@@ -44,6 +44,22 @@ fn create_target(directory: &Path, words: &[&str]) -> String {
     String::from_utf8(made.stdout).unwrap().trim().to_owned()
 }
 
+/// Registers the target in the directory `target`; returns its UUID.
+fn register(daemon: &Taplined, key: &Value) -> String {
+    let asked = json!({ "name": "offsite", "path": daemon.room().join("target"), "key_file": key });
+    let (status, target) = daemon.post("/backup-targets", asked);
+    assert_eq!(status, 201, "{target}");
+    target["uuid"].as_str().unwrap().into()
+}
+
+/// Backs a VDI up to a new target; returns the path of that target in the API, and the backup.
+pub fn backed_up(daemon: &Taplined, vdi: &str) -> (String, Value) {
+    create_target(&daemon.room().join("target"), &[]);
+    let target = register(daemon, &Value::Null);
+    let made = daemon.done(daemon.post(&format!("/vdis/{vdi}/backup"), json!({ "target": target })));
+    (format!("/backup-targets/{target}"), made["backup"].clone())
+}
+
 impl Room {
     /// With a target in the directory `target`, whose key is in the file `key`.
     fn new() -> Room {
@@ -55,12 +71,10 @@ impl Room {
 
     fn on(daemon: Taplined, key: Value) -> Room {
         let sr = daemon.repository("disks");
-        let asked = json!({ "name": "offsite", "path": daemon.room().join("target"), "key_file": key });
-        let (status, target) = daemon.post("/backup-targets", asked);
-        assert_eq!(status, 201, "{target}");
+        let target = register(&daemon, &key);
         let created = daemon.post("/vdis", json!({ "sr": sr, "name": "web", "size": SIZE }));
         let vdi = daemon.done(created)["uuid"].as_str().unwrap().into();
-        Room { sr, vdi, target: target["uuid"].as_str().unwrap().into(), daemon }
+        Room { sr, vdi, target, daemon }
     }
 
     /// Plugs the VDI, runs commands of qemu-io, and unplugs it.
@@ -251,6 +265,19 @@ fn backups_of_a_name_that_was_given_out_again_are_of_another_disk() {
     let all = room.daemon.get(&format!("/backup-targets/{}/backups", room.target)).1;
     let disks: Vec<&Value> = all.as_array().unwrap().iter().map(|backup| &backup["disk"]).collect();
     assert!(disks.len() == 2 && disks[0] != disks[1], "{all}");
+}
+
+#[test]
+fn any_name_of_a_disk_is_one_on_the_target() {
+    let room = Room::new();
+    let long = "\u{fc}".repeat(128);
+    for name in ["--json", "-", "a b\"{}", &long] {
+        let (status, vdi) = room.daemon.patch(&format!("/vdis/{}", room.vdi), json!({ "name": name }));
+        assert_eq!(status, 200, "{vdi}");
+        room.back_up();
+        let label = room.backups().pop().unwrap()["name"].as_str().unwrap().to_owned();
+        assert!(name.starts_with(&label) && label.len() + 1 >= name.len().min(255), "{name}: {label}");
+    }
 }
 
 #[test]

@@ -129,8 +129,8 @@ pub struct BackupRemove {
 }
 
 /// Removes the backups of each disk that are superfluous by a rule, and frees the space that only they have used. The
-/// last backup of each of so many periods that have one is retained, in UTC, and always the one made last. Without a rule
-/// none is removed, and only what interrupted backups have left is freed.
+/// rule retains the last backup of each of a number of periods that have one, in UTC, and always the one made last.
+/// Without a rule none is removed, and only what interrupted backups have left is freed.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BackupPrune {

@@ -1,7 +1,7 @@
 //! `--end-with-input`: the program ends when the process that has started it does, as if killed.
 //!
 //! It knows nothing about the command, which survives that at any moment: nothing counts on a target that was not
-//! published, and a restore writes to what nobody uses yet.
+//! published, and a restore writes to what is not in use yet.
 
 use std::io::stdin;
 

@@ -142,10 +142,12 @@ const COLUMNS: &[Column<BackupTarget>] = &[
     Column::new("uuid", |target, uuids| uuids.show(target.uuid)),
     Column::new("name", |target, _| target.name.to_string()),
     Column::new("path", |target, _| target.path.to_string()),
-    Column::new("key file", |target, _| target.key_file.as_ref().map(ToString::to_string).unwrap_or_default())
-        .if_room(),
-    Column::new("target id", |target, _| target.target_id.clone()).wide(),
-    Column::new("created", |target, _| format!("{:.0}", target.created)).if_room(),
+    Column::new("key file", |target: &BackupTarget, _| {
+        target.key_file.as_ref().map(ToString::to_string).unwrap_or_default()
+    })
+    .if_room(),
+    Column::new("target id", |target: &BackupTarget, _| target.target_id.clone()).wide(),
+    Column::new("created", |target: &BackupTarget, _| format!("{:.0}", target.created)).if_room(),
 ];
 
 const BACKUPS: &[Column<DiskBackup>] = &[

@@ -5,6 +5,7 @@
 //! request, and no connection has to be kept alive. A request is repeated once if the connection broke before the
 //! response arrived; requests that change something carry a key (`Idempotency-Key`), so they are carried out only once.
 
+mod backup_target;
 mod event;
 mod exchange;
 mod host;

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod autostart;
+mod backup_target;
 mod calibration;
 mod cbt;
 #[cfg(feature = "client")]
@@ -37,6 +38,10 @@ mod vm;
 mod vm_snapshot;
 
 pub use autostart::Autostart;
+pub use backup_target::{
+    BackupId, BackupPrune, BackupRemove, BackupTarget, BackupTargetAdd, DiskBackup, VdiBackup, VdiRestore, VmBackup,
+    VmRestore,
+};
 pub use calibration::{
     CalibrationOperation, SizeRule, SrCalibrate, SrCalibrated, SrCalibration, SrMeasured, SrPolicy, Storage,
 };
@@ -60,7 +65,7 @@ pub use statistics::{
     DeviceOperations, DeviceStatistics, DiskStatistics, GuestLayer, HistoryPoint, HostLayer, LatencyBucket, Operation,
     OperationStatistics, RequestInFlight, StageInFlight, StageTimes, VbdHistory,
 };
-pub use task::{About, Task, TaskState};
+pub use task::{About, Task, TaskState, Transfer};
 pub use token::{Role, Secret, Token, TokenCreate, TokenMade};
 pub use upload::{Upload, UploadCreate};
 pub use value::{AbsolutePath, Description, LogicalBlockSize, Name, Size};

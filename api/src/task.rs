@@ -20,6 +20,9 @@ pub struct Task {
     pub state: TaskState,
     /// Completed fraction, 0 to 1.
     pub progress: f64,
+    /// What a running backup, restore or verification has done so far.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transfer: Option<Transfer>,
     /// The current step, or the step at which it ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<String>,
@@ -39,6 +42,41 @@ pub struct Task {
     /// When the task ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended: Option<Timestamp>,
+}
+
+/// How far a transfer to or from a backup target is, in bytes of the disk unless noted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Transfer {
+    /// Bytes that are done.
+    pub done: u64,
+    /// Bytes in total.
+    pub len: u64,
+    /// Bytes per second lately, if known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<u64>,
+    /// Seconds until the end at that rate, if known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left: Option<u64>,
+    /// Bytes of holes, which are neither read nor stored.
+    #[serde(default)]
+    pub holes: u64,
+    /// Bytes that an incremental backup has not read, because they have not changed.
+    #[serde(default)]
+    pub unchanged: u64,
+    /// Bytes that were read and found to be on the target.
+    #[serde(default)]
+    pub deduplicated: u64,
+    /// Bytes of objects that were sent to the target, compressed.
+    #[serde(default)]
+    pub sent: u64,
+}
+
+impl Transfer {
+    /// The completed fraction, from 0 to 1.
+    #[allow(clippy::cast_precision_loss, reason = "for people, who see hundredths")]
+    pub fn part(&self) -> f64 {
+        if self.len == 0 { 0.0 } else { self.done as f64 / self.len as f64 }
+    }
 }
 
 /// An object that a task is about.

@@ -10,7 +10,8 @@ use crate::{example, mistyped, number};
 /// Examples of all commands of `tapline-backup`.
 pub const EXAMPLES: &str = include_str!("backup_examples.txt");
 
-/// Tapline's backup program: keeps disks on a backup target, and brings them back.
+/// Tapline's backup program: keeps disks on a backup target, and brings them back. It needs no daemon; disks of the
+/// daemon are backed up and restored with `tapline vdi backup` and `tapline vdi restore`.
 ///
 /// A TARGET is a directory, such as a mount of NFS or SMB, or s3://BUCKET[/PREFIX], whose server and credentials are in
 /// AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. A disk is the URI of an NBD export
@@ -91,6 +92,9 @@ pub struct At {
     /// Print JSON; progress is printed as lines of JSON on standard error
     #[arg(long)]
     pub json: bool,
+    /// Exit as if killed when the other end of standard input is closed
+    #[arg(long, hide = true)]
+    pub end_with_input: bool,
 }
 
 /// Arguments of `backup target create`.
@@ -132,6 +136,15 @@ pub struct BackupCreate {
     /// rules of retention count by it
     #[arg(long, value_name = "NAME")]
     pub name: String,
+    /// What identifies the disk on the target in place of its name, which may then be any that people know it by
+    #[arg(long, value_name = "TEXT")]
+    pub disk: Option<String>,
+    /// The moment of the content (RFC 3339), if that is not now
+    #[arg(long, value_name = "TIME")]
+    pub time: Option<String>,
+    /// JSON to keep with the backup, which `show --json` prints
+    #[arg(long, value_name = "JSON", hide = true)]
+    pub properties: Option<String>,
     /// Read only what has changed since this backup of the same disk; needs --changed or --bitmap
     #[arg(long, value_name = "ID")]
     pub since: Option<String>,
@@ -180,6 +193,9 @@ pub struct BackupList {
     /// Only backups of the disk of this name
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
+    /// Only backups of the disk that was identified by this text
+    #[arg(long, value_name = "TEXT")]
+    pub disk: Option<String>,
 }
 
 /// Arguments of `backup show`.
@@ -256,6 +272,9 @@ pub struct BackupPrune {
     /// Only backups of the disk of this name [default: those of each disk, by themselves]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
+    /// Only backups of the disk that was identified by this text
+    #[arg(long, value_name = "TEXT", conflicts_with = "name")]
+    pub disk: Option<String>,
     /// Which are retained.
     #[command(flatten)]
     pub keep: Keep,

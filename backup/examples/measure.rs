@@ -53,6 +53,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             disk: Id::random(),
             label: image,
             time: 0,
+            properties: None,
             source: &source,
             base: None,
             threads,

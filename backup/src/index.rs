@@ -40,6 +40,9 @@ pub(crate) struct Index {
     pub record: Record,
     pub pages: Vec<Digest>,
     pub statistics: Statistics,
+    /// Programs of the same version of the format that do not know the field ignore it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub properties: Option<String>,
 }
 
 impl Index {
@@ -140,7 +143,12 @@ impl Target {
 
     /// What a backup cost when it was made.
     pub fn statistics(&self, backup: Id) -> Result<Statistics, Error> {
-        Index::read(self, backup).map(|index| index.statistics)
+        self.details(backup).map(|(statistics, _)| statistics)
+    }
+
+    /// What a backup cost when it was made, and the properties that its maker has kept with it.
+    pub fn details(&self, backup: Id) -> Result<(Statistics, Option<String>), Error> {
+        Index::read(self, backup).map(|index| (index.statistics, index.properties))
     }
 }
 

@@ -5,7 +5,7 @@
 //! It knows nothing about sockets. Invariant: an export's name is at most as long as the protocol allows.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use crate::wire::STRING_MAX;
@@ -106,6 +106,14 @@ impl FromStr for Uri {
     }
 }
 
+/// The URI of the export with the empty name at a Unix socket.
+pub fn of_socket(socket: &Path) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte);
+    let escape = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02x}") };
+    let path: String = socket.as_os_str().as_encoded_bytes().iter().map(|byte| escape(*byte)).collect();
+    format!("nbd+unix:///?socket={path}")
+}
+
 impl fmt::Display for Uri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
@@ -195,6 +203,13 @@ mod test {
         assert_eq!(parse("nbd+unix:///e?socket=/run/s%3f"), unix("/run/s?", "e"));
         assert_eq!(parse("nbd+unix://?socket=s"), unix("s", ""));
         assert_eq!("nbd://host/e".parse::<Uri>().unwrap().to_string(), "nbd://host/e");
+    }
+
+    #[test]
+    fn the_uri_of_a_socket_names_it() {
+        for path in ["/run/tapline/a.sock", "/tmp/a b&c?%\u{fc}/s"] {
+            assert_eq!(parse(&of_socket(Path::new(path))), Ok((Place::Unix(path.into()), String::new())));
+        }
     }
 
     #[test]

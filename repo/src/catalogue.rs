@@ -8,6 +8,7 @@
 
 mod autostart;
 pub mod backup;
+mod backup_target;
 mod cbt;
 mod event;
 mod health;
@@ -48,6 +49,7 @@ use uuid::Uuid;
 use crate::blocking;
 
 pub use autostart::ToStart;
+pub use backup_target::BackupSnapshot;
 pub use event::{EventBus, Past};
 use health::HealthBoard;
 pub use image::{Image, ImageState, file_name};
@@ -69,18 +71,19 @@ pub use vm_memory::{ADVICE as ADVICE_FOR_SUSPENDED, DiskOfMemory, ImageOfMemory,
 use writer::{Change, State, Writer};
 
 /// The version of the schema, in the file's `user_version`.
-const VERSION: i64 = 20;
+const VERSION: i64 = 21;
 
 /// The version that `schema.sql` creates. Catalogues of earlier versions are refused: Tapline 0.1 is the first release.
 const FIRST: i64 = 17;
 
 /// The first entry creates version [`FIRST`]; each later version adds an entry, which upgrades the schema of the one
 /// before.
-const MIGRATIONS: [&str; 4] = [
+const MIGRATIONS: [&str; 5] = [
     include_str!("catalogue/schema.sql"),
     include_str!("catalogue/schema-18.sql"),
     include_str!("catalogue/schema-19.sql"),
     include_str!("catalogue/schema-20.sql"),
+    include_str!("catalogue/schema-21.sql"),
 ];
 
 /// How long another program that reads the file may lock it.
@@ -317,9 +320,14 @@ impl Catalogue {
         self.event_bus.subscribe_behind(seq)
     }
 
+    /// Reports what a task has transferred.
+    pub fn transferred(&self, task: &api::Task, transfer: api::Transfer) {
+        self.event_bus.progress(task, transfer.part(), Some(transfer));
+    }
+
     /// Reports the progress of a task, from 0 to 1. Not stored: a restarted task starts from zero.
     pub fn progress(&self, task: &api::Task, progress: f64) {
-        self.event_bus.progress(task, progress);
+        self.event_bus.progress(task, progress, None);
     }
 }
 

@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -80,7 +80,7 @@ impl Served {
 
     /// The export of the image.
     pub fn uri(&self) -> Result<Uri, Failure> {
-        let text = format!("nbd+unix:///?socket={}", escaped(&self.socket()));
+        let text = nbd::uri::of_socket(&self.socket());
         let uri: Result<Uri, _> = text.parse();
         let is_right = |uri: &Uri| matches!(&uri.place, Place::Unix(path) if *path == self.socket());
         uri.ok().filter(is_right).ok_or_else(|| Failure::new(Exit::Failed, format!("cannot name the socket {text}")))
@@ -166,11 +166,4 @@ fn reported(tried: &str, said: &str, status: ExitStatus) -> Failure {
 fn without_name(line: &str) -> &str {
     let names = ["tapline-disk: ", "tapline: "];
     names.iter().find_map(|name| line.strip_prefix(name)).unwrap_or(line)
-}
-
-/// A path in a URI.
-fn escaped(path: &Path) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte);
-    let escape = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02x}") };
-    path.as_os_str().as_encoded_bytes().iter().map(|byte| escape(*byte)).collect()
 }

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use arguments::backup::BackupCreate;
 use backup::{Base, Digest, Id, Job, Name, Record, Source, Statistics, Target};
+use control::printable;
 use control::size::readable;
+use jiff::Timestamp;
 use nbd::uri::Uri;
 use serde_json::json;
 
@@ -22,13 +24,16 @@ use crate::target::{self, Opened, find};
 /// Names longer than this are not shown well.
 const NAME_MAX: usize = 255;
 
+/// Bytes of properties: they are in memory with the index.
+const PROPERTIES_MAX: usize = 64 << 10;
+
 /// Runs the command.
 pub fn run(create: &BackupCreate) -> Result<Exit, Failure> {
     check(create)?;
     // The target first: it is opened in a moment, and the disk perhaps not.
     let opened = target::open(&create.at)?;
     let base = create.since.as_deref().map(|word| base(&opened.target, word, create)).transpose()?;
-    let time = now();
+    let time = create.time.as_deref().map_or_else(|| Ok(now()), moment)?;
     let (record, cost) = match Place::parse(&create.source)? {
         Place::Export(uri) => back_up(create, &opened, base, time, &uri, PATIENCE)?,
         Place::Image(image) => {
@@ -47,6 +52,14 @@ fn check(create: &BackupCreate) -> Result<(), Failure> {
     if create.name.is_empty() || create.name.len() > NAME_MAX {
         return bad("the name of a disk must have 1 to 255 bytes", "give a shorter --name");
     }
+    if create.disk.as_ref().is_some_and(|disk| disk.is_empty() || disk.len() > NAME_MAX) {
+        return bad("the text that identifies a disk must have 1 to 255 bytes", "give a shorter --disk");
+    }
+    if let Some(text) = &create.properties {
+        if text.len() > PROPERTIES_MAX || serde_json::from_str::<serde::de::IgnoredAny>(text).is_err() {
+            return bad("the properties must be JSON of at most 64 KiB", "give others with --properties");
+        }
+    }
     if create.since.is_some() && create.changed.is_none() && create.bitmap.is_none() {
         return bad(
             "--since needs the changes since that backup",
@@ -59,6 +72,16 @@ fn check(create: &BackupCreate) -> Result<(), Failure> {
         (true, _, false) => bad("--parent is for an image, given as FORMAT:PATH", "omit it: an export has no parents"),
         _ => Ok(()),
     }
+}
+
+/// A time of the command line, in seconds since 1970.
+fn moment(text: &str) -> Result<u64, Failure> {
+    let bad = || {
+        Failure::new(Exit::Usage, format!("'{}' is not a time", printable(text)))
+            .advise("give one as 2026-11-30T12:00:00Z")
+    };
+    let time: Timestamp = text.parse().map_err(|_| bad())?;
+    u64::try_from(time.as_second()).map_err(|_| bad())
 }
 
 /// The base of an incremental backup. Its changes follow when the disk is open.
@@ -88,9 +111,10 @@ fn back_up(
     let base = base.map(|record| based(create, &record, source.len(), uri)).transpose()?;
     let avoided = if create.repair { damaged(create, opened)? } else { HashSet::new() };
     let job = Job {
-        disk: Id::of_name(&create.name),
+        disk: Id::of_name(create.disk.as_ref().unwrap_or(&create.name)),
         label: &create.name,
         time,
+        properties: create.properties.as_deref(),
         source: &source,
         base,
         threads: target::threads(create.threads),

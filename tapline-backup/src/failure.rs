@@ -31,7 +31,12 @@ pub enum Exit {
 impl Exit {
     /// The code for the shell.
     pub fn code(self) -> ExitCode {
-        ExitCode::from(match self {
+        ExitCode::from(self.number())
+    }
+
+    /// The same as a number.
+    pub const fn number(self) -> u8 {
+        match self {
             Exit::Done => 0,
             Exit::Damaged => 2,
             Exit::Failed => 4,
@@ -39,7 +44,7 @@ impl Exit {
             Exit::Conflict => 7,
             Exit::NoSpace => 9,
             Exit::Usage => 64,
-        })
+        }
     }
 
     const fn word(self) -> &'static str {

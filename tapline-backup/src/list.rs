@@ -1,10 +1,10 @@
 //! `backup list` and `backup show`.
 
 use arguments::backup::{BackupList, BackupOne};
-use backup::Record;
+use backup::{Id, Record};
 use control::printable;
 use control::size::readable;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::failure::{Exit, Failure};
 use crate::output::{print, print_json, time};
@@ -15,6 +15,9 @@ pub fn list(list: &BackupList) -> Result<Exit, Failure> {
     let mut backups = target::open(&list.at)?.target.backups()?;
     if let Some(name) = &list.name {
         backups.retain(|record| &record.label == name);
+    }
+    if let Some(disk) = list.disk.as_deref().map(Id::of_name) {
+        backups.retain(|record| record.disk == disk);
     }
     if list.at.json {
         print_json(&backups.iter().map(fields).collect::<Vec<_>>())?;
@@ -54,11 +57,13 @@ pub fn fields(record: &Record) -> serde_json::Value {
 pub fn show(one: &BackupOne) -> Result<Exit, Failure> {
     let target = target::open(&one.at)?.target;
     let record = find(&target.backups()?, &one.id)?;
-    let cost = target.statistics(record.id)?;
+    let (cost, properties) = target.details(record.id)?;
     if one.at.json {
         let mut shown = fields(&record);
         if let Some(shown) = shown.as_object_mut() {
             shown.insert("statistics".to_owned(), json!(cost));
+            let properties = properties.as_deref().and_then(|text| serde_json::from_str::<Value>(text).ok());
+            shown.extend(properties.map(|properties| ("properties".to_owned(), properties)));
         }
         print_json(&shown)?;
         return Ok(Exit::Done);

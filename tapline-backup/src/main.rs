@@ -17,6 +17,7 @@ mod list;
 mod mount;
 mod new_image;
 mod output;
+mod parent;
 mod place;
 mod progress;
 mod prune;
@@ -31,7 +32,7 @@ mod verify;
 
 use std::process::ExitCode;
 
-use arguments::backup::{Backup, BackupArguments, BackupNoun, BackupTarget};
+use arguments::backup::{At, Backup, BackupArguments, BackupNoun, BackupTarget};
 
 use failure::{Exit, Failure};
 
@@ -47,10 +48,11 @@ fn main() -> ExitCode {
         Err(refused) => return explain(&refused),
     };
     let BackupNoun::Backup(command) = arguments.noun;
-    match stop::prepare().and_then(|()| carry_out(&command)) {
+    let watched = if at(&command).end_with_input { parent::watch() } else { Ok(()) };
+    match watched.and_then(|()| stop::prepare()).and_then(|()| carry_out(&command)) {
         Ok(exit) => exit.code(),
         Err(failure) => {
-            STDERR.write_last(&if is_json(&command) { failure.json() } else { failure.message() });
+            STDERR.write_last(&if at(&command).json { failure.json() } else { failure.message() });
             failure.exit.code()
         }
     }
@@ -71,18 +73,18 @@ fn carry_out(command: &Backup) -> Result<Exit, Failure> {
     }
 }
 
-fn is_json(command: &Backup) -> bool {
+fn at(command: &Backup) -> &At {
     match command {
-        Backup::Target(BackupTarget::Create(create)) => create.at.json,
-        Backup::Target(BackupTarget::Show(show)) => show.at.json,
-        Backup::Create(create) => create.at.json,
-        Backup::List(list) => list.at.json,
-        Backup::Show(one) => one.at.json,
-        Backup::Restore(restore) => restore.at.json,
-        Backup::Verify(verify) => verify.at.json,
-        Backup::Remove(remove) => remove.at.json,
-        Backup::Prune(prune) => prune.at.json,
-        Backup::Mount(mount) => mount.at.json,
+        Backup::Target(BackupTarget::Create(create)) => &create.at,
+        Backup::Target(BackupTarget::Show(show)) => &show.at,
+        Backup::Create(create) => &create.at,
+        Backup::List(list) => &list.at,
+        Backup::Show(one) => &one.at,
+        Backup::Restore(restore) => &restore.at,
+        Backup::Verify(verify) => &verify.at,
+        Backup::Remove(remove) => &remove.at,
+        Backup::Prune(prune) => &prune.at,
+        Backup::Mount(mount) => &mount.at,
     }
 }
 

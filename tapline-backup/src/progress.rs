@@ -1,5 +1,5 @@
-//! The progress of a long command on standard error: a bar on a terminal, occasional lines in a log, or a line of JSON
-//! for each percent.
+//! The progress of a long command on standard error: a bar on a terminal, occasional lines in a log, or lines of JSON:
+//! one for each percent, and one every few seconds.
 //!
 //! It prints nothing for short commands, but for JSON.
 
@@ -80,10 +80,12 @@ impl Progress {
     }
 
     fn send(&mut self, statistics: &Statistics) {
-        let percent = Some(self.pace.share(100));
-        if std::mem::replace(&mut self.percent, percent) == percent {
+        let (percent, now) = (Some(self.pace.share(100)), Instant::now());
+        let is_recent = self.printed.is_some_and(|printed| now.duration_since(printed) < LINE_EVERY);
+        if std::mem::replace(&mut self.percent, percent) == percent && is_recent {
             return;
         }
+        self.printed = Some(now);
         let line = json!({
             "doing": self.title,
             "done": self.pace.done(),

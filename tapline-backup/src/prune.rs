@@ -32,14 +32,19 @@ pub fn prune(prune: &BackupPrune) -> Result<Exit, Failure> {
             .advise("retain one with --keep-last 1, or remove backups by their ids with 'tapline backup remove'"));
     }
     let target = target::open(&prune.at)?.target;
-    if prune.name.is_some() && given.is_empty() {
-        return Err(Failure::new(Exit::Usage, "--name needs a rule").advise("give one, such as --keep-daily 7"));
+    if (prune.name.is_some() || prune.disk.is_some()) && given.is_empty() {
+        return Err(
+            Failure::new(Exit::Usage, "--name and --disk need a rule").advise("give one, such as --keep-daily 7")
+        );
     }
-    let now = now();
+    let (now, disk) = (now(), prune.disk.as_deref().map(Id::of_name));
     // By what is published when the backups are removed: another host may remove some meanwhile.
     let choose = |backups: &[Record]| -> Vec<Id> {
         let mut disks: BTreeMap<Id, Vec<&Record>> = BTreeMap::new();
-        let named = backups.iter().filter(|record| prune.name.as_ref().is_none_or(|name| &record.label == name));
+        let is_of = |record: &&Record| {
+            prune.name.as_ref().is_none_or(|name| &record.label == name) && disk.is_none_or(|disk| record.disk == disk)
+        };
+        let named = backups.iter().filter(is_of);
         named.for_each(|record| disks.entry(record.disk).or_default().push(record));
         match given.is_empty() {
             true => Vec::new(),

@@ -116,6 +116,7 @@ enum Objects {
     Vm,
     Task,
     Token,
+    Target,
 }
 
 impl Objects {
@@ -127,6 +128,7 @@ impl Objects {
             "vm" => Objects::Vm,
             "task" => Objects::Task,
             "token" => Objects::Token,
+            "backup_target" => Objects::Target,
             _ => return None,
         })
     }
@@ -150,6 +152,10 @@ impl Objects {
             }
             Objects::Task => {
                 client.tasks(true).await?.into_iter().map(|task| (task.uuid.to_string(), task.verb)).collect()
+            }
+            Objects::Target => {
+                let targets = client.backup_targets(None).await?;
+                targets.into_iter().map(|target| (target.name.to_string(), target.path.to_string())).collect()
             }
             Objects::Token => {
                 let tokens = client.tokens().await?;

@@ -238,6 +238,15 @@ impl Session {
         }
     }
 
+    /// Finds a backup target.
+    pub async fn backup_target(&self, text: &str) -> Result<Uuid, Problem> {
+        if let Ok(uuid) = Uuid::parse_str(text) {
+            return Ok(uuid);
+        }
+        let found = self.client.backup_targets(Some(text)).await?;
+        single_match("target", text, found.iter().map(|target| (target.uuid, target.name.as_str())))
+    }
+
     /// Finds a task by its UUID prefix; verbs are not unique.
     pub async fn task(&self, text: &str) -> Result<Uuid, Problem> {
         match Uuid::parse_str(text) {

@@ -36,6 +36,7 @@ mod removal;
 mod schedule;
 mod session;
 mod sr;
+mod target;
 mod task;
 mod token;
 mod top;
@@ -62,6 +63,7 @@ use failure::{Failure, exit};
 use host::HostVerb;
 use session::{How, Session};
 use sr::SrVerb;
+use target::TargetVerb;
 use task::TaskVerb;
 use token::TokenVerb;
 use vbd::VbdVerb;
@@ -107,7 +109,7 @@ enum Command {
     /// Measure which I/O sizes a storage device handles best
     #[command(disable_help_flag = true)]
     Calibrate(PassedOn),
-    /// Back up disks to a target, list, verify, restore and serve backups
+    /// Back up disks to a target without the daemon, list, verify, restore and serve backups
     #[command(disable_help_flag = true)]
     Backup(PassedOn),
     /// Control a disk that is being served: snapshot, merge, clone, revert, resize, pause
@@ -144,6 +146,8 @@ enum Nouns {
     Vbd(Box<Noun<VbdVerb>>),
     /// Virtual machines run by the daemon
     Vm(Box<Noun<VmVerb>>),
+    /// Backup targets that the daemon knows
+    Target(Noun<TargetVerb>),
     /// Long-running operations: progress and results
     Task(Noun<TaskVerb>),
     /// Tokens for access to the daemon over the network
@@ -238,6 +242,7 @@ impl Nouns {
             Nouns::Vdi(noun) => in_session(how, async |session| noun.verb.run(session).await),
             Nouns::Vbd(noun) => in_session(how, async |session| noun.verb.run(session).await),
             Nouns::Vm(noun) => in_session(how, async |session| noun.verb.run(session).await),
+            Nouns::Target(Noun { verb }) => in_session(how, async |session| verb.run(session).await),
             Nouns::Task(Noun { verb }) => in_session(how, async |session| verb.run(session).await),
             Nouns::Token(Noun { verb }) => in_session(how, async |session| verb.run(session).await),
             Nouns::Event(Noun { verb }) => in_session(how, async |session| verb.run(session).await),

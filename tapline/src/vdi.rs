@@ -1,5 +1,6 @@
 //! `tapline vdi`: virtual disks.
 
+mod backup;
 mod cbt;
 mod make;
 mod schedule;
@@ -22,6 +23,7 @@ use crate::label::{ChangeLabels, WithTags};
 use crate::session::{Listing, Session, Waiting, named};
 use crate::word::HostPath;
 use crate::{removal, word};
+use backup::{Backup, Restore};
 use make::{Branch, Copy, Create, Import};
 use shown::COLUMNS;
 
@@ -99,6 +101,10 @@ pub enum VdiVerb {
         #[command(flatten)]
         waiting: Waiting,
     },
+    /// Back a disk up to a target and print the backup's ID; the disk may be plugged
+    Backup(Backup),
+    /// Restore a backup to a new disk and print its UUID
+    Restore(Restore),
     /// Shorten a disk's backing chain; it may be plugged
     Merge {
         #[command(flatten)]
@@ -209,6 +215,8 @@ impl VdiVerb {
                 let (vdi, path) = (vdi.find(session).await?, session.path(path)?);
                 session.complete(client.vdi_export(vdi, &VdiExport { path, format }).await?, waiting).await
             }
+            VdiVerb::Backup(backup) => backup.run(session).await,
+            VdiVerb::Restore(restore) => restore.run(session).await,
             VdiVerb::Merge { vdi, waiting } => {
                 session.complete(client.vdi_merge(vdi.find(session).await?).await?, waiting).await
             }

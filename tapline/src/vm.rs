@@ -1,5 +1,6 @@
 //! `tapline vm`: virtual machines.
 
+mod backup;
 mod boot;
 mod console;
 mod create;
@@ -118,6 +119,11 @@ pub enum VmVerb {
     Revert(snapshot::Revert),
     /// Create a halted machine with the hardware of another and thin clones of its disks, and print its UUID
     Clone(snapshot::Clone),
+    /// Back up all writable disks of a machine at one moment, with what the machine is; a running guest is paused for
+    /// that moment
+    Backup(backup::Backup),
+    /// Create a halted machine from a backup, with new disks, and print its UUID
+    Restore(backup::Restore),
     /// Remove a halted or suspended machine, its saved memory and its block devices; its disks stay
     #[command(visible_alias = "rm", aliases = ["delete", "remove"])]
     Destroy {
@@ -294,6 +300,8 @@ impl VmVerb {
             VmVerb::Pin(pin) => pin.run(session).await,
             VmVerb::Revert(revert) => revert.run(session).await,
             VmVerb::Clone(clone) => clone.run(session).await,
+            VmVerb::Backup(backup) => backup.run(session).await,
+            VmVerb::Restore(restore) => restore.run(session).await,
             VmVerb::Destroy { vm: text, confirm, waiting } => {
                 let vm = client.vm(session.vm(&text).await?).await?;
                 let memory = if vm.suspended.is_some() { "saved memory and " } else { "" };

@@ -101,6 +101,11 @@ fn entries(database: &str, keys: &[String]) -> Result<String, Problem> {
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
+/// Whether a user has full rights.
+pub fn is_own(uid: u32) -> bool {
+    uid == 0 || uid == rustix::process::geteuid().as_raw()
+}
+
 #[cfg(test)]
 mod test {
     use super::*;

@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use crate::account;
 use crate::background;
+use crate::backup;
 use crate::catalogue::Care;
 use crate::config::Config;
 use crate::directories;
@@ -22,9 +23,9 @@ use crate::disk::tool::{self, Tool};
 use crate::history::History;
 use crate::http::Answers;
 use crate::jobs;
-use crate::nbd;
 use crate::plug::{self, Plugs};
 use crate::predecessors;
+use crate::reader;
 use crate::request;
 use crate::sr::Srs;
 use crate::task::Tasks;
@@ -74,7 +75,7 @@ pub struct Parts {
     /// Uploads in progress.
     pub uploads: Uploads,
     /// VDIs that clients of the NBD address read.
-    pub readers: nbd::Readers,
+    pub readers: reader::Readers,
     /// Requests that clients may repeat.
     pub key_locks: request::KeyLocks,
     host: Uuid,
@@ -123,7 +124,7 @@ impl Daemon {
             history: History::default(),
             answers: Answers::default(),
             uploads: Uploads::default(),
-            readers: nbd::Readers::default(),
+            readers: reader::Readers::default(),
             key_locks: request::KeyLocks::default(),
             host,
             started: Timestamp::now(),
@@ -145,7 +146,8 @@ impl Daemon {
                 vdi::collect(&daemon, sr.uuid);
             }
         }
-        nbd::remove_left_over(&daemon).await?;
+        reader::remove_left_over(&daemon).await?;
+        backup::remove_left_over(&daemon).await?;
         crate::autostart::begin(&daemon).await?;
         background::spawn(crate::sr::keep_inventories(daemon.clone()));
         background::spawn(crate::sr::seek_lost(daemon.clone()));
@@ -174,6 +176,11 @@ impl Daemon {
         if let Err(problem) = self.catalogue.close().await {
             tracing::info!("the catalogue was not closed cleanly: {problem}");
         }
+    }
+
+    /// The identity of the host.
+    pub fn host(&self) -> Uuid {
+        self.host
     }
 
     /// The host as the API shows it.

@@ -6,6 +6,7 @@
 
 mod access;
 mod answer;
+mod backup_target;
 mod caller;
 mod change;
 mod contract;
@@ -117,6 +118,7 @@ fn must_end(seconds: u32) -> Result<(), Problem> {
 fn routes() -> OpenApiRouter<Daemon> {
     let nouns = OpenApiRouter::new()
         .merge(host::routes())
+        .merge(backup_target::routes())
         .merge(sr::routes())
         .merge(sr_policy::routes())
         .merge(vdi::routes())

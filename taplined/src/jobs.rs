@@ -8,6 +8,7 @@ use futures_util::future::BoxFuture;
 use repo::catalogue::Journalled;
 use uuid::Uuid;
 
+use crate::backup;
 use crate::daemon::Daemon;
 use crate::differences;
 use crate::reconcile;
@@ -61,6 +62,8 @@ pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
 macro_rules! with_kinds {
     ($with:ident) => {
         $with!(
+            backup::Restore,
+            backup::RestoreVm,
             sr::Create,
             sr::Destroy,
             sr::Introduce,

@@ -11,6 +11,7 @@
 mod account;
 mod autostart;
 mod background;
+mod backup;
 mod calibrate;
 mod catalogue;
 mod certificate;
@@ -34,6 +35,7 @@ mod notify;
 mod panics;
 mod plug;
 mod predecessors;
+mod reader;
 mod reconcile;
 mod request;
 mod retention;

@@ -2,17 +2,15 @@
 //! UUID or its name.
 //!
 //! A client negotiates with the daemon until it names an export. From then on it talks to a disk process, which the
-//! daemon has plugged for it ([`reader`]): a VBD like any other, with its lease, limits, share and statistics. The
-//! daemon decrypts, forwards, and knows nothing about requests.
+//! daemon has plugged for it ([`crate::reader`]): a VBD like any other, with its lease, limits, share and statistics.
+//! The daemon decrypts, forwards, and knows nothing about requests.
 //!
 //! 1. The VBD is created, marked as one for the NBD address, and plugged. *If killed after this:* the next daemon
-//!    removes it ([`remove_left_over`]).
+//!    removes it ([`crate::reader::remove_left_over`]).
 //! 2. Clients of the same VDI share it. After the last one it is unplugged and removed.
 
 mod listener;
 mod negotiation;
 mod process;
-mod reader;
 
 pub use listener::Listener;
-pub use reader::{Readers, remove_left_over};

@@ -3,6 +3,8 @@
 
 mod attend;
 pub mod job;
+mod part;
+pub mod process;
 pub mod started;
 pub mod wanted;
 
@@ -13,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use api::{Code, ObjectKind, Problem, Task, TaskState};
+use api::{Code, ObjectKind, Problem, Requester, Task, TaskState, Transfer};
 use futures_util::future::BoxFuture;
 use repo::Catalogue;
 use repo::catalogue::{Answered, NewTask, RequestKey, on_behalf_of};
@@ -358,6 +360,17 @@ impl Context {
     pub fn progress(&self, part: f64) {
         self.progressed.send_replace(Instant::now());
         self.catalogue.progress(&self.task, part);
+    }
+
+    /// Reports what the task has transferred.
+    pub fn transferred(&self, transfer: Transfer) {
+        self.progressed.send_replace(Instant::now());
+        self.catalogue.transferred(&self.task, transfer);
+    }
+
+    /// Who requested the task.
+    pub fn requester(&self) -> Requester {
+        self.task.requester.clone()
     }
 
     /// An error if the task was cancelled.

@@ -25,18 +25,21 @@ use uuid::Uuid;
 use crate::disk::live;
 use crate::fault::{self, Planted};
 
+pub use begin::{block_size, must_hold};
 pub use chain::Chain;
 pub use copy::{Copy, Export, Import};
 pub use create::Create;
 pub use destroy::{Destroy, Reclaim};
+pub use file::make_image;
 pub use merge::{Merge, collect, tidy_up};
 pub use postponed::Postponed;
 pub use resize::Resize;
 pub use revert::Revert;
 pub use snapshot::{Clone, KeptImages, KeptState, Snapshot};
+pub use target::Target;
 pub use tracking::{DisableTracking, EnableTracking, remove_unneeded_maps};
 
-use repo::catalogue::file_name;
+pub use repo::catalogue::file_name;
 
 /// The maximum length of a VDI's chain: a disk process serves no longer ones.
 const DEPTH_MAX: u32 = 60;

@@ -72,7 +72,7 @@ pub use directory::user;
 pub use hardware::check;
 pub use hot::{attach, detach, expect_room, has_lost, request_release};
 pub use memory::forget_file;
-pub use network::settle_mac;
+pub use network::{settle_mac, without_mac};
 pub use recover::recover;
 pub use revert::{DestroySnapshot, Revert, destroy_scheduled_snapshot, destroy_snapshot, revert};
 pub use snapshot::{Snapshot, scheduled_snapshot, snapshot};

@@ -83,7 +83,16 @@ const DISK: Id = Id::from_bytes([0xd1; 16]);
 
 /// Makes a backup of an image whose moment is `time`.
 fn back_up(target: &Target, disk: Id, time: u64, image: &Image, base: Option<Base>) -> Result<Record, Error> {
-    let job = Job { disk, label: "disk", time, source: image, base, threads: 1, avoided: HashSet::new() };
+    let job = Job {
+        disk,
+        label: "disk",
+        time,
+        properties: Some("{}"),
+        source: image,
+        base,
+        threads: 1,
+        avoided: HashSet::new(),
+    };
     with_control(|control| target.back_up(&job, control))
 }
 

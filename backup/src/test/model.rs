@@ -72,6 +72,7 @@ fn episode(seed: u64) -> Result<(), String> {
                 disk: Id::from_bytes([number as u8; 16]),
                 label: "guest",
                 time,
+                properties: None,
                 source: &guest.image,
                 base,
                 threads,

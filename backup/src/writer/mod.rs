@@ -45,6 +45,9 @@ pub struct Job<'a> {
     pub label: &'a str,
     /// The moment of the content, in seconds since 1970.
     pub time: u64,
+    /// Text of the caller that is kept with the backup and returned with its details, such as what a machine needs
+    /// besides the content of its disk. On an encrypted target it is encrypted.
+    pub properties: Option<&'a str>,
     /// The disk at that moment.
     pub source: &'a dyn Source,
     /// For an incremental backup.

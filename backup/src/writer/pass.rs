@@ -281,7 +281,8 @@ impl<'a> Pass<'a> {
         let read = self.chunks.packs.iter().zip(&self.used).filter(|(_, used)| **used).map(|(name, _)| name);
         let used = read.chain(&self.packer.written).cloned().collect();
         let pages = std::mem::take(&mut self.pages);
-        Finished { index: Index { record, pages, statistics: self.statistics }, used }
+        let properties = job.properties.map(str::to_owned);
+        Finished { index: Index { record, pages, statistics: self.statistics, properties }, used }
     }
 }
 

@@ -10,6 +10,133 @@ def _given(fields):
 class Operations(Transport):
     """Each operation as a method with the API's name; what is left out is the daemon's default."""
 
+    def backup_target_add(self, *, name, path, key_file=UNSET, target_id=UNSET, uuid=UNSET):
+        """Registers the backup target in a directory of the host. Nothing is written there.
+
+        key_file: The file with its key, readable by its owner only; required if it is encrypted.
+        name: A unique name.
+        path: The directory.
+        target_id: The ID that the target must have; if omitted, that of the target found there.
+        uuid: Its identity; a random one if omitted.
+
+        Returns a `BackupTarget`.
+        """
+        body = _given({"key_file": key_file, "name": name, "path": path, "target_id": target_id, "uuid": uuid})
+        return self.request("POST", "/v1/backup-targets", body=body)
+
+    def backup_target_backups(self, uuid, *, vdi=UNSET, limit=UNSET, after=UNSET):
+        """Lists the backups on a target, the oldest first.
+
+        vdi: Only backups of this VDI of this host, and of its snapshots.
+        limit: At most this many; if there are more, the header `Link` has the next page. All if omitted.
+        after: Only what comes after the one with this UUID, the last one of the previous page.
+
+        Yields each `DiskBackup`.
+        """
+        return self.pages(f"/v1/backup-targets/{uuid}/backups", {"vdi": vdi, "limit": limit, "after": after})
+
+    def backup_target_list(self, *, name=UNSET, match=UNSET, limit=UNSET, after=UNSET):
+        """Lists the backup targets by name.
+
+        name: Only the one with this name.
+        match: Only those with this name or UUID prefix (at least four digits).
+        limit: At most this many; if there are more, the header `Link` has the next page. All if omitted.
+        after: Only what comes after the one with this UUID, the last one of the previous page.
+
+        Yields each `BackupTarget`.
+        """
+        return self.pages("/v1/backup-targets", {"name": name, "match": match, "limit": limit, "after": after})
+
+    def backup_target_prune(
+        self, uuid, *, daily=UNSET, grace=UNSET, hourly=UNSET, last=UNSET, monthly=UNSET, vdi=UNSET, weekly=UNSET,
+    ):
+        """Removes the backups that are superfluous by a rule, and frees space. Another host may use the target
+        meanwhile.
+
+        daily: Days of which the last one is retained.
+        grace: Hours for which objects are spared that no backup refers to, because they may be of a running backup; 24
+            if omitted.
+        hourly: Hours of which the last one is retained.
+        last: The number of last backups that are retained.
+        monthly: Months of which the last one is retained.
+        vdi: Only backups of this VDI of this host; if omitted, those of each disk, by themselves.
+        weekly: Weeks, from Monday, of which the last one is retained.
+
+        Returns a `Task` to wait for.
+        """
+        body = _given({
+            "daily": daily, "grace": grace, "hourly": hourly, "last": last, "monthly": monthly, "vdi": vdi, "weekly":
+            weekly,
+        })
+        return self.request("POST", f"/v1/backup-targets/{uuid}/prune", body=body)
+
+    def backup_target_remove(self, uuid):
+        """Forgets a backup target. The backups on it stay, and it can be registered again."""
+        return self.request("DELETE", f"/v1/backup-targets/{uuid}")
+
+    def backup_target_remove_backups(self, uuid, *, backups):
+        """Removes backups, and frees the space that no other backup needs.
+
+        backups: The backups.
+
+        Returns a `Task` to wait for.
+        """
+        body = _given({"backups": backups})
+        return self.request("POST", f"/v1/backup-targets/{uuid}/remove-backups", body=body)
+
+    def backup_target_restore(
+        self, uuid, *, backup, name, sr, description=UNSET, format=UNSET, logical_block_size=UNSET, other_config=UNSET,
+        tags=UNSET, new_uuid=UNSET,
+    ):
+        """Restores a backup to a new VDI. The task's result contains its UUID.
+
+        backup: The backup.
+        description: Its description.
+        format: Format; the repository's default if omitted.
+        logical_block_size: Size of the sectors that a guest addresses, in bytes; if omitted, that of the disk that was
+            backed up.
+        name: The name of the new VDI, unique in its repository.
+        other_config: Strings that programs keep with it.
+        sr: The repository of the new VDI.
+        tags: Words to find it by.
+        new_uuid: The UUID of the new VDI; a random one if omitted.
+
+        Returns a `Task` to wait for.
+        """
+        body = _given({
+            "backup": backup, "description": description, "format": format, "logical_block_size": logical_block_size,
+            "name": name, "other_config": other_config, "sr": sr, "tags": tags, "uuid": new_uuid,
+        })
+        return self.request("POST", f"/v1/backup-targets/{uuid}/restore", body=body)
+
+    def backup_target_restore_vm(self, uuid, *, backup, name, sr, description=UNSET, new_uuid=UNSET):
+        """Restores a backup of a VM to a new VM, halted, with new disks. The task's result contains its UUID.
+
+        backup: The backup of any of its disks: the others are found by it.
+        description: Its description; that of the original if omitted.
+        name: The name of the new VM.
+        sr: The repository of the new disks.
+        new_uuid: The UUID of the new VM; a random one if omitted.
+
+        Returns a `Task` to wait for.
+        """
+        body = _given({"backup": backup, "description": description, "name": name, "sr": sr, "uuid": new_uuid})
+        return self.request("POST", f"/v1/backup-targets/{uuid}/restore-vm", body=body)
+
+    def backup_target_show(self, uuid):
+        """Gets a backup target.
+
+        Returns a `BackupTarget`.
+        """
+        return self.request("GET", f"/v1/backup-targets/{uuid}")
+
+    def backup_target_verify(self, uuid):
+        """Reads and proves everything on a target. The task fails if there is damage.
+
+        Returns a `Task` to wait for.
+        """
+        return self.request("POST", f"/v1/backup-targets/{uuid}/verify")
+
     def docs(self):
         """Gets a page that shows this document in a browser."""
         return self.request("GET", "/v1/docs")
@@ -869,6 +996,17 @@ class Operations(Transport):
             "description": description, "name": name, "other_config": other_config, "tags": tags, "uuid": new_uuid,
         })
         return self.request("POST", f"/v1/vdis/{uuid}/snapshot", body=body, if_match=if_match)
+
+    def vm_backup(self, uuid, *, target, if_match=None):
+        """Backs up all disks of a VM at one moment, and what the VM is. The task's result contains the IDs of the
+        backups.
+
+        target: The backup target.
+
+        Returns a `Task` to wait for.
+        """
+        body = _given({"target": target})
+        return self.request("POST", f"/v1/vms/{uuid}/backup", body=body, if_match=if_match)
 
     def vm_clone(self, uuid, *, name, description=UNSET, snapshot=UNSET, new_uuid=UNSET, if_match=None):
         """Creates a halted VM with the hardware of another and thin clones of its disks, as they are at one moment or

@@ -6,7 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use api::{Change, Event, ObjectKind, Problem, Requester};
+use api::{Change, Event, ObjectKind, Problem, Requester, Transfer};
 use jiff::Timestamp;
 use serde_json::value::{RawValue, to_raw_value};
 use tokio::sync::broadcast;
@@ -43,7 +43,7 @@ struct State {
     next: u64,
     past: VecDeque<Arc<Event>>,
     /// How far tasks are that have not ended.
-    progress: HashMap<Uuid, f64>,
+    progress: HashMap<Uuid, (f64, Option<Transfer>)>,
 }
 
 /// The events that a client has missed, and later ones.
@@ -114,20 +114,20 @@ impl EventBus {
         Past { missed, next: self.sender.subscribe(), seq: last }
     }
 
-    /// How far a task is.
-    pub fn progress_of(&self, task: Uuid) -> Option<f64> {
+    /// How far a task is: its completed fraction, and what it has transferred.
+    pub fn progress_of(&self, task: Uuid) -> Option<(f64, Option<Transfer>)> {
         self.state().progress.get(&task).copied()
     }
 
     /// Reports the progress of a task, once per percent.
-    pub fn progress(&self, task: &api::Task, progress: f64) {
+    pub fn progress(&self, task: &api::Task, progress: f64, transfer: Option<Transfer>) {
         let progress = progress.clamp(0.0, 1.0);
-        let before = self.state().progress.insert(task.uuid, progress);
+        let before = self.state().progress.insert(task.uuid, (progress, transfer));
         let hundredth = |part: f64| (part * 100.0).floor();
-        if before.is_some_and(|before| hundredth(before) == hundredth(progress)) {
+        if before.is_some_and(|(before, _)| hundredth(before) == hundredth(progress)) {
             return;
         }
-        let object = to_raw_value(&api::Task { progress, ..task.clone() }).ok();
+        let object = to_raw_value(&api::Task { progress, transfer, ..task.clone() }).ok();
         let (kind, requester) = (ObjectKind::Task, task.requester.clone());
         self.tell(vec![News { kind, uuid: task.uuid, change: Change::Changed, requester, object }]);
     }

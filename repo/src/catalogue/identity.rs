@@ -16,6 +16,7 @@ const TAKEN: &str = "SELECT 'an SR' FROM sr WHERE uuid = ?1
      UNION ALL SELECT 'a VM' FROM vm WHERE uuid = ?1
      UNION ALL SELECT 'a snapshot of a VM' FROM vm_snapshot WHERE uuid = ?1
      UNION ALL SELECT 'a task' FROM task WHERE uuid = ?1
+     UNION ALL SELECT 'a backup target' FROM backup_target WHERE uuid = ?1
      UNION ALL SELECT 'a token' FROM token WHERE uuid = ?1
      UNION ALL SELECT 'something that a task is creating' FROM claim WHERE object = ?1";
 

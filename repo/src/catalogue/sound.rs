@@ -75,6 +75,8 @@ pub fn check_rows(connection: &Connection) -> Result<(), Problem> {
         view.journal()?;
         view.to_start()?;
         view.tokens()?;
+        view.backup_targets()?;
+        view.backup_snapshots()?;
         Ok(())
     };
     read().map_err(|problem: Problem| match problem.code {

@@ -47,9 +47,9 @@ impl View<'_> {
     fn task_of_row(&self, row: &Row<'_>) -> rusqlite::Result<Task> {
         let uuid = row.get::<_, Id>("uuid")?.0;
         let state: TaskState = row.get::<_, Word<_>>("state")?.0;
-        let progress = match state {
-            TaskState::Done => 1.0,
-            _ => self.event_bus.progress_of(uuid).unwrap_or(0.0),
+        let (progress, transfer) = match state {
+            TaskState::Done => (1.0, None),
+            _ => self.event_bus.progress_of(uuid).unwrap_or_default(),
         };
         Ok(Task {
             uuid,
@@ -57,6 +57,7 @@ impl View<'_> {
             about: row.get::<_, Json<_>>("about")?.0,
             state,
             progress,
+            transfer,
             step: row.get("step")?,
             cancellable: row.get("cancellable")?,
             result: row.get::<_, Option<Json<_>>>("result")?.map(|json| json.0),

@@ -662,6 +662,7 @@ async fn a_catalogue_of_the_version_before_is_upgraded_with_its_rows() {
             assert!(tx.vm_shutdown(of)?.is_none());
             tx.set_vm_stopping(of, &api::VmShutdown { force: false, force_after: Some(9) })?;
             assert_eq!(tx.vm_shutdown(of)?.unwrap().force_after, Some(9));
+            assert!(tx.backup_targets()?.is_empty() && tx.backup_snapshots()?.is_empty());
             Ok((tx.vdi(of)?, tx.vm(of)?, tx.tokens()?))
         })
         .await

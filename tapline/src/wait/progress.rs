@@ -3,7 +3,9 @@
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use api::Task;
+use api::{Task, Transfer};
+use control::pace::clock;
+use control::size::readable;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output::say;
@@ -50,7 +52,11 @@ impl Progress {
         if task.state.is_over() && !matches!(self, Progress::Lines(_)) {
             return self.finish();
         }
-        self.show_share(line(task), task.progress);
+        let figures = match self {
+            Progress::Lines(_) => String::new(),
+            Progress::Soon(_) | Progress::Bar(_) => task.transfer.as_ref().map(figures).unwrap_or_default(),
+        };
+        self.show_share(line(task) + &figures, task.progress);
     }
 
     /// Shows a description and the completed share, from 0 to 1.
@@ -96,6 +102,17 @@ fn line(task: &Task) -> String {
         }
         _ => format!("{}: {state}", task.verb),
     }
+}
+
+/// The rate of a transfer, the time left, and what is not read or not sent.
+fn figures(transfer: &Transfer) -> String {
+    let Transfer { rate, left, holes, unchanged, deduplicated, sent, .. } = *transfer;
+    let rate = rate.map(|rate| format!(", {}/s", readable(rate))).unwrap_or_default();
+    let left = left.map(|left| format!(", {} left", clock(left))).unwrap_or_default();
+    let bytes = [("holes", holes), ("unchanged", unchanged), ("deduplicated", deduplicated), ("sent", sent)];
+    let some = bytes.into_iter().filter(|(_, bytes)| *bytes > 0);
+    let bytes: String = some.map(|(name, bytes)| format!(", {} {name}", readable(bytes))).collect();
+    rate + &left + &bytes
 }
 
 /// Converts progress to units of [`WHOLE`]. Values outside of 0 to 1 are clamped; NaN counts as 0.

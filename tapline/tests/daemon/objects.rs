@@ -151,6 +151,7 @@ pub fn task(number: u128, state: TaskState, progress: f64, step: Option<&str>) -
         about: vec![About { kind: ObjectKind::Vdi, uuid: Uuid::from_u128(VDI + 1) }],
         state,
         progress,
+        transfer: None,
         step: step.map(str::to_owned),
         cancellable: true,
         result: None,

@@ -3,14 +3,12 @@
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
-use std::process::{ExitStatus, Stdio};
+use std::process::Stdio;
 
 use api::{Code, Problem};
 use control::Progress;
 use serde::de::DeserializeOwned;
-use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
-use tokio::runtime::Handle;
 
 use super::control::Refused;
 use super::handing::Handing;
@@ -20,13 +18,8 @@ use super::program::{Opened, Program};
 use super::redo::RedoLogs;
 use crate::account::{As, Users};
 use crate::config::Config;
+use crate::task::process::{Output, TaskProcess};
 use crate::task::started::Running;
-
-/// Maximum bytes of a process's result; the longest is the map of a disk.
-const OUTPUT_MAX: u64 = 64 << 20;
-/// Bytes of its other output that are kept, and the maximum length of a line.
-const WORDS_MAX: usize = 16 << 10;
-const LINE_MAX: u64 = 4096;
 
 /// Starts disk processes.
 #[derive(Clone, Debug)]
@@ -126,8 +119,8 @@ impl Tool {
         let (stdin, ready) = handing.prepare(&self.redo)?;
         let mut starting = self.starting(&all)?;
         starting.command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        let mut process = JobProcess::of(starting.start()?);
-        process.child().into_iter().filter_map(|child| child.id()).for_each(oom::make_normal);
+        let process = TaskProcess::of(starting.start()?);
+        process.id().into_iter().for_each(oom::make_normal);
         let running = Running::begin();
         // Our end of its standard input stays open until it has exited.
         let mut sent = repo::blocking::start(move || {
@@ -138,15 +131,15 @@ impl Tool {
             drop(running);
             sent
         });
-        let (output, words, status) = process.ended(on_progress).await?;
+        let Output { stdout, words, status } = process.ended(fractions(on_progress)).await?;
         match status.code() {
             // A job without a result prints nothing.
-            Some(0) => serde_json::from_str(if output.trim().is_empty() { "null" } else { &output })
+            Some(0) => serde_json::from_str(if stdout.trim().is_empty() { "null" } else { &stdout })
                 .map_err(|error| Problem::failed("parse the output of a disk process", error).into()),
             _ => {
                 // A failure to pass files is then only a consequence.
                 drop(sent.ended().await);
-                Err(why(&output, &words, status))
+                Err(why(&stdout, &words, status))
             }
         }
     }
@@ -173,77 +166,19 @@ impl Starting {
     }
 }
 
-/// The process of an image job. Dropping it kills the process, which counts as running for its task until it is
-/// reaped: until then it may write, and has its files locked.
-struct JobProcess(Option<(Child, Running)>);
-
-impl JobProcess {
-    fn of(child: Child) -> JobProcess {
-        JobProcess(Some((child, Running::begin())))
-    }
-
-    fn child(&mut self) -> Option<&mut Child> {
-        self.0.as_mut().map(|(child, _)| child)
-    }
-
-    /// Waits for its exit; returns its result, its other output, and its status.
-    async fn ended(mut self, on_progress: impl FnMut(f64)) -> Result<(String, String, ExitStatus), Problem> {
-        let Some(child) = self.child() else { return Err(Problem::failed("wait for a disk process", "there is none")) };
-        let (output, words) = read_both(child, on_progress).await?;
-        let status = child.wait().await.map_err(|error| Problem::failed("wait for a disk process", error))?;
-        self.0 = None;
-        Ok((output, words, status))
-    }
-}
-
-impl Drop for JobProcess {
-    fn drop(&mut self) {
-        let Some((mut child, running)) = self.0.take() else { return };
-        // Without a runtime the daemon exits, and the process with it.
-        let Ok(runtime) = Handle::try_current() else { return };
-        runtime.spawn(async move {
-            if let Err(error) = child.kill().await {
-                tracing::error!(%error, "a disk process cannot be killed or reaped");
-            }
-            drop(running);
-        });
-    }
-}
-
-async fn read_both(child: &mut Child, on_progress: impl FnMut(f64)) -> Result<(String, String), Problem> {
-    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-    let (output, words) = tokio::join!(read(stdout), read_words(stderr, on_progress));
-    let failed = |error| Problem::failed("read from a disk process", error);
-    Ok((output.map_err(failed)?, words.map_err(failed)?))
-}
-
-async fn read(from: Option<impl AsyncRead + Unpin>) -> std::io::Result<String> {
-    let mut bytes = Vec::new();
-    if let Some(from) = from {
-        from.take(OUTPUT_MAX).read_to_end(&mut bytes).await?;
-    }
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
-}
-
-/// The output of a process except for progress messages, which are passed to `on_progress`. Everything is read, so
-/// that the process never blocks on the pipe.
-async fn read_words(from: Option<impl AsyncRead + Unpin>, mut on_progress: impl FnMut(f64)) -> std::io::Result<String> {
-    let mut words = Vec::new();
-    let Some(from) = from else { return Ok(String::new()) };
-    let (mut from, mut line, mut last) = (BufReader::new(from), Vec::new(), 0.0);
-    while (&mut from).take(LINE_MAX).read_until(b'\n', &mut line).await? > 0 {
-        match serde_json::from_slice::<Progress>(&line) {
-            Ok(progress) if progress.part() > last => {
+/// Passes the completed fraction on from lines that report progress, unless it would decrease.
+fn fractions(mut on_progress: impl FnMut(f64)) -> impl FnMut(&[u8]) -> bool {
+    let mut last = 0.0;
+    move |line| match serde_json::from_slice::<Progress>(line) {
+        Ok(progress) => {
+            if progress.part() > last {
                 last = progress.part();
                 on_progress(last);
             }
-            Ok(_) => {}
-            Err(_) if words.len() < WORDS_MAX => words.extend_from_slice(&line),
-            Err(_) => {}
+            true
         }
-        line.clear();
+        Err(_) => false,
     }
-    Ok(String::from_utf8_lossy(&words).into_owned())
 }
 
 /// Why a process has failed, according to the last line of its output. There is none if it was killed, or did not
@@ -274,20 +209,19 @@ mod test {
         }
     }
 
-    #[tokio::test]
-    async fn progress_is_separate_from_output_and_monotonic() {
-        let said = "tapline-disk: not confined\n{\"doing\":\"converting\",\"done\":1,\"len\":4}\n{\"done\":1,\"len\":4}\n\
-                    {\"done\":0,\"len\":0}\n{\"done\":3,\"len\":4}\ntapline: cannot write: it is full\n";
-        let mut on_progress = Vec::new();
-        let words = read_words(Some(said.as_bytes()), |part| on_progress.push(part)).await.unwrap();
-        assert_eq!(words, "tapline-disk: not confined\ntapline: cannot write: it is full\n");
-        assert_eq!(on_progress, [0.25, 0.75]);
-    }
-
-    #[tokio::test]
-    async fn excess_output_is_read_and_dropped() {
-        let said = "word ".repeat(100_000);
-        let words = read_words(Some(said.as_bytes()), |_| ()).await.unwrap();
-        assert!((WORDS_MAX..WORDS_MAX + 4096).contains(&words.len()), "{}", words.len());
+    #[test]
+    fn progress_is_separate_from_output_and_monotonic() {
+        let mut reported = Vec::new();
+        let mut lines = fractions(|part| reported.push(part));
+        let words = ["tapline-disk: not confined", "tapline: cannot write: it is full"];
+        let progress = [
+            r#"{"doing":"converting","done":1,"len":4}"#,
+            r#"{"done":1,"len":4}"#,
+            r#"{"done":0,"len":0}"#,
+            r#"{"done":3,"len":4}"#,
+        ];
+        assert!(progress.iter().all(|line| lines(line.as_bytes())) && !words.iter().any(|line| lines(line.as_bytes())));
+        drop(lines);
+        assert_eq!(reported, [0.25, 0.75]);
     }
 }

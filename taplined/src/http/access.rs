@@ -14,10 +14,11 @@ use axum::response::{IntoResponse, Response};
 use uuid::Uuid;
 
 use super::Refusal;
-use super::caller::{Caller, is_own};
+use super::caller::Caller;
 use super::contract::Contract;
 use super::extract::whole;
 use super::listener::REQUEST_TIMEOUT;
+use crate::account::is_own;
 use crate::daemon::Daemon;
 use crate::token::Grant;
 
@@ -63,6 +64,11 @@ const ACCESSES: &[(&str, Access)] = &[
     ("sr_create", Administer), ("sr_introduce", Administer), ("sr_probe", Administer), ("sr_destroy", Administer),
     ("sr_patch", Administer), ("sr_attach", Administer), ("sr_detach", Administer), ("sr_forget", Administer),
     ("sr_scan", Administer), ("sr_calibrate", Administer), ("sr_policy", Read), ("sr_policy_forget", Administer),
+    ("backup_target_list", Read), ("backup_target_show", Read), ("backup_target_backups", Read),
+    ("backup_target_add", Administer), ("backup_target_remove", Administer), ("backup_target_restore", Administer),
+    ("backup_target_verify", Administer), ("backup_target_prune", Administer),
+    ("backup_target_remove_backups", Administer), ("backup_target_restore_vm", Administer),
+    ("vdi_backup", Administer), ("vm_backup", Administer),
     ("task_list", Read), ("task_show", Read), ("task_abandon", Administer), ("task_cancel", Administer),
     ("token_list", Root), ("token_show", Root), ("token_create", Root), ("token_revoke", Root),
     ("upload_list", Read), ("upload_show", Read), ("upload_create", Administer),

@@ -20,11 +20,6 @@ pub enum Caller {
     Token(Grant),
 }
 
-/// Whether a user has full rights.
-pub fn is_own(uid: u32) -> bool {
-    uid == 0 || uid == rustix::process::geteuid().as_raw()
-}
-
 /// The local users; others are known by uid only.
 const USERS: &str = "/etc/passwd";
 

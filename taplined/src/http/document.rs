@@ -25,6 +25,7 @@ use Code::{Busy, Exists, Failed, Forbidden, InUse, Internal, Invalid, NoSpace, N
     (name = "upload", description = "Files that clients send, to be imported"),
     (name = "vbd", description = "Virtual block devices, which attach disks to VMs"),
     (name = "vm", description = "Virtual machines"),
+    (name = "backup", description = "Backups of disks on other storage"),
     (name = "task", description = "Long-running operations"),
     (name = "statistics", description = "What the disks do: counters, latencies, requests in flight"),
     (name = "event", description = "Changes of objects"),
@@ -69,6 +70,12 @@ const PROBLEMS: &[(&str, &[Code])] = &[
     ("sr_forget", &[Busy, InUse, State]),
     ("sr_inventory", &[State, Failed, Timeout]),
     ("sr_inventory_at", &[NotFound, Failed, Timeout]),
+    ("backup_target_add", &[Exists, State, Failed, Timeout]),
+    ("backup_target_backups", &[State, Failed, Timeout]),
+    ("backup_target_restore", &[Exists, State, NoSpace, Failed, Timeout]),
+    ("backup_target_restore_vm", &[Exists, State, NoSpace, Failed, Timeout]),
+    ("vdi_backup", &[NotFound, State]),
+    ("vm_backup", &[NotFound, State]),
     ("vdi_create", &[NotFound, Exists, State, Code::Unsupported, NoSpace]),
     ("vdi_import", &[NotFound, Exists, State, Code::Unsupported, NoSpace]),
     ("upload_create", &[NotFound, NoSpace, State, Code::Overloaded]),
@@ -163,7 +170,8 @@ fn relax_bodies(document: &mut OpenApiDocument) {
 /// Adds headers, examples and problems to an operation.
 fn complete(path: &str, method: &str, operation: &mut Value) {
     let id = operation["operationId"].as_str().unwrap_or_default().to_owned();
-    let has_versions = !path.starts_with("/v1/tokens") && !path.starts_with("/v1/uploads");
+    let without = ["/v1/tokens", "/v1/uploads", "/v1/backup-targets"];
+    let has_versions = !without.iter().any(|list| path.starts_with(list));
     let (changes, of_object) = (method != "get", path.contains("{uuid}") && has_versions);
     let is_document = !changes && is_object(&operation["responses"]["200"]["content"]["application/json"]["schema"]);
     let mut codes = vec![Code::Unauthorized];
@@ -422,7 +430,12 @@ mod test {
     fn each_example_is_one_of_its_type() {
         let known = are![
             Backup,
+            BackupPrune,
+            BackupRemove,
+            BackupTarget,
+            BackupTargetAdd,
             Difference,
+            DiskBackup,
             DiskLimits,
             DiskShare,
             DiskStatistics,
@@ -454,6 +467,7 @@ mod test {
             VbdUnplug,
             Vbds,
             Vdi,
+            VdiBackup,
             VdiClone,
             VdiCopy,
             VdiCreate,
@@ -463,12 +477,15 @@ mod test {
             VdiPatch,
             VdiReconcile,
             VdiResize,
+            VdiRestore,
             VdiRevert,
             VdiSnapshot,
             Vm,
+            VmBackup,
             VmCreate,
             VmClone,
             VmPatch,
+            VmRestore,
             VmRevert,
             VmShutdown,
             VmSnapshot,

@@ -22,9 +22,9 @@ use uuid::Uuid;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::process::{Contexts, DATA_MAX, Replies, ask, broken, connect, send_option};
-use super::reader::Reader;
 use crate::daemon::Daemon;
 use crate::http::{Caller, UnauthenticatedSlot, must_operate_vdi};
+use crate::reader::Reader;
 
 /// Time limit for each message of a client, to it and from it, before requests begin.
 const PATIENCE: Duration = Duration::from_secs(30);

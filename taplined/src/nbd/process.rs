@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::reader::Reader;
+use crate::reader::Reader;
 
 /// Maximum bytes of data of an option and of a reply to one: a name and several queries, each up to
 /// [`wire::STRING_MAX`].

@@ -141,15 +141,6 @@ async fn take(daemon: &Daemon, subject: Subject, now: Now, context: &Context) ->
         Subject::Vdi(vdi) => begin::scheduled_snapshot(daemon, vdi, now.wall).await?,
         Subject::Vm(vm) => vm::scheduled_snapshot(daemon, vm, now.wall).await?,
     };
-    let done = context.unless_cancelled(daemon.tasks.success_of(begun.uuid)).await;
-    let done = match done {
-        Err(problem) if problem.code == Code::Cancelled => {
-            if let Err(late) = daemon.tasks.cancel(begun.uuid).await {
-                tracing::debug!(task = %begun.uuid, "it is about to end: {late}");
-            }
-            daemon.tasks.success_of(begun.uuid).await?
-        }
-        done => done?,
-    };
+    let done = context.part(daemon, &begun).await?;
     Ok(done.result.as_ref().map(|result| result["uuid"].clone()).unwrap_or_default())
 }

@@ -27,7 +27,7 @@ use crate::disk::live;
 use crate::fault::{self, Planted};
 use crate::reconcile;
 use crate::task::wanted::Want;
-pub use copies::{copy, export, import};
+pub use copies::{block_size, copy, export, import};
 pub use tracking::{changed, disable, enable};
 
 /// The physical size of a new image before anything is written to it.
@@ -62,7 +62,8 @@ async fn look(daemon: &Daemon, vdi: Uuid) -> Result<(Vdi, Sr, Uuid), Problem> {
     found.await
 }
 
-fn must_hold(format: ImageFormat, size: u64) -> Result<(), Problem> {
+/// Refuses a size that an image of this format cannot have.
+pub fn must_hold(format: ImageFormat, size: u64) -> Result<(), Problem> {
     if format == ImageFormat::Vhd && size > VHD_MAX {
         let what = format!("a VHD has at most {}, but {} were requested", readable(VHD_MAX), readable(size));
         return Err(Problem::new(Code::Invalid, what).field("size").advise("use the format qcow2 or raw"));

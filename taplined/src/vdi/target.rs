@@ -1,7 +1,8 @@
 //! A planned VDI whose image has no parent: the data to create it or roll that back.
 
 use api::{Description, ImageFormat, Labels, LogicalBlockSize, Name, Problem};
-use repo::catalogue::{Among, NewVdi};
+use repo::Tx;
+use repo::catalogue::{Among, Image, NewVdi};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -37,11 +38,26 @@ pub struct Target {
 impl Target {
     /// Records it, unless a repeated step already has.
     pub async fn record(&self, daemon: &Daemon) -> Result<(), Problem> {
-        let image = described(daemon, self.sr, self.image, self.format, self.size, None).await?;
+        let (target, image) = (self.clone(), self.described(daemon).await?);
+        daemon.catalogue.write(move |tx| target.record_in(tx, &image)).await
+    }
+
+    /// The catalogue entry of its image.
+    pub async fn described(&self, daemon: &Daemon) -> Result<Image, Problem> {
+        described(daemon, self.sr, self.image, self.format, self.size, None).await
+    }
+
+    /// Records it in a commit of the caller, unless a repeated step already has.
+    pub fn record_in(&self, tx: &mut Tx<'_>, image: &Image) -> Result<(), Problem> {
+        let among = Among::Vdis(image.sr);
+        let name = match self.name_is_default && !tx.is_name_free(among, &self.name)? {
+            true => tx.free_name(among, &self.name, "-copy")?,
+            false => self.name.clone(),
+        };
         let vdi = NewVdi {
             uuid: self.vdi,
             image: self.image,
-            name: self.name.clone(),
+            name,
             description: self.description.clone(),
             labels: self.labels.clone(),
             read_only: false,
@@ -49,16 +65,7 @@ impl Target {
             scheduled: false,
             logical_block_size: Some(self.logical_block_size),
         };
-        let name_is_default = self.name_is_default;
-        let recorded = daemon.catalogue.write(move |tx| {
-            let among = Among::Vdis(image.sr);
-            let name = match name_is_default && !tx.is_name_free(among, &vdi.name)? {
-                true => tx.free_name(among, &vdi.name, "-copy")?,
-                false => vdi.name.clone(),
-            };
-            record_once(tx, &image, Some(&NewVdi { name, ..vdi }))
-        });
-        recorded.await
+        record_once(tx, image, Some(&vdi))
     }
 
     /// Removes its file.

@@ -4,6 +4,7 @@
 #![allow(missing_docs, reason = "nobody imports a test")]
 
 mod autostart;
+mod backups;
 mod bridges;
 mod calibrate;
 mod cbt;

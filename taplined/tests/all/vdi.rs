@@ -525,6 +525,10 @@ fn scenario(bed: &Bed, verb: &str) -> Ask {
             bed.verb(&vdi, "export", json!({ "path": out, "format": "raw" }));
             post("/vdis/import".into(), json!({ "sr": sr, "name": "in", "path": out, "source_format": "raw" }))
         }
+        "vdi-restore" => {
+            let (target, backup) = crate::backups::backed_up(&bed.daemon, &vdi);
+            post(format!("{target}/restore"), json!({ "backup": backup, "sr": sr, "name": "back" }))
+        }
         // The child of the second snapshot has its recorded parent changed.
         "vdi-merge" => {
             bed.made(&vdi, "snapshot", json!({ "name": "second" }));

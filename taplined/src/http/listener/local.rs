@@ -16,9 +16,9 @@ use tokio::sync::{Semaphore, watch};
 use tower::ServiceExt;
 
 use super::super::Refusal;
-use super::super::caller::{Caller, is_own};
+use super::super::caller::Caller;
 use super::{converse, rest, room};
-use crate::account;
+use crate::account::{self, is_own};
 use crate::background;
 use crate::config::Config;
 

@@ -160,6 +160,7 @@ fn task(verb: &str, state: TaskState) -> Event {
         about: Vec::new(),
         state,
         progress: 0.0,
+        transfer: None,
         step: None,
         cancellable: false,
         result: None,

@@ -121,7 +121,7 @@ async fn takes(daemon: &Daemon, vdi: Uuid) -> Result<u64, Problem> {
 }
 
 /// The logical block size of a VDI; its storage determines it if none is recorded.
-async fn block_size(daemon: &Daemon, vdi: &Vdi) -> Result<LogicalBlockSize, Problem> {
+pub async fn block_size(daemon: &Daemon, vdi: &Vdi) -> Result<LogicalBlockSize, Problem> {
     match vdi.logical_block_size {
         Some(recorded) => Ok(recorded),
         None => chain::block_size(daemon, &Chain::of_vdi(daemon, vdi.uuid).await?).await,

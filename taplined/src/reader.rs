@@ -1,4 +1,4 @@
-//! VBDs through which clients of the NBD address read.
+//! VBDs through which clients of the NBD address, and backups, read.
 //!
 //! Invariants: the clients of one VDI share a VBD, as long as that is plugged; it exists only while there is a client,
 //! or while it is being plugged for one or removed.

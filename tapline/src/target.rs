@@ -1,0 +1,206 @@
+//! `tapline target`: backup targets that the daemon knows.
+
+use api::client::Answer;
+use api::{BackupId, BackupPrune, BackupRemove, BackupTarget, BackupTargetAdd, DiskBackup, Name, Problem};
+use arguments::number;
+use control::size::readable;
+use serde_json::Value;
+
+use crate::column::{Column, Names};
+use crate::session::{Listing, Outcome, Session, Waiting, print};
+use crate::word::{self, HostPath};
+
+/// Operations on backup targets that the daemon knows.
+#[derive(clap::Subcommand)]
+pub enum TargetVerb {
+    /// Register a backup target and print its UUID; 'tapline backup target create' makes a directory one
+    Add {
+        /// A unique name
+        name: Name,
+        /// The directory of the target, on the daemon's host
+        #[arg(value_name = "DIR", value_parser = word::directory)]
+        path: HostPath,
+        /// The file with its key, if it is encrypted; readable by root only
+        #[arg(long, value_name = "FILE", value_parser = word::path)]
+        key_file: Option<HostPath>,
+        /// Fail unless it is the target with this ID, which 'tapline backup target create' has printed
+        #[arg(long, value_name = "ID")]
+        target_id: Option<String>,
+    },
+    /// List the backup targets
+    #[command(visible_alias = "ls")]
+    List {
+        #[command(flatten)]
+        listing: Listing,
+    },
+    /// Show a backup target
+    Show {
+        /// Name or UUID prefix
+        #[arg(value_name = "NAME")]
+        backup_target: String,
+    },
+    /// Forget a backup target; the backups on it stay
+    #[command(visible_alias = "rm", aliases = ["delete", "forget", "destroy"])]
+    Remove {
+        /// Name or UUID prefix
+        #[arg(value_name = "NAME")]
+        backup_target: String,
+    },
+    /// List the backups on a target, the oldest first
+    Backups {
+        /// Name or UUID prefix
+        #[arg(value_name = "NAME")]
+        backup_target: String,
+        /// Only those of this disk: its name or UUID prefix
+        #[arg(long)]
+        vdi: Option<String>,
+        #[command(flatten)]
+        listing: Listing,
+    },
+    /// Remove backups and free the space that no other backup needs
+    RemoveBackups {
+        /// Name or UUID prefix
+        #[arg(value_name = "NAME")]
+        backup_target: String,
+        /// The backups: their IDs, of which the first 8 digits are enough
+        #[arg(value_name = "ID", required = true)]
+        backups: Vec<BackupId>,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Remove the backups that are superfluous by a rule, and free space
+    Prune(Prune),
+    /// Read everything on a target and check it; fails if there is damage
+    Verify {
+        /// Name or UUID prefix
+        #[arg(value_name = "NAME")]
+        backup_target: String,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+}
+
+/// Arguments of `target prune`. Without a rule no backup is removed, and only leftovers are deleted.
+#[derive(clap::Args)]
+pub struct Prune {
+    /// Name or UUID prefix
+    #[arg(value_name = "NAME")]
+    backup_target: String,
+    /// Only backups of this disk: its name or UUID prefix [default: those of each disk, by themselves]
+    #[arg(long)]
+    vdi: Option<String>,
+    /// Retain the last N backups
+    #[arg(long = "keep-last", value_name = "N")]
+    last: Option<u16>,
+    /// Retain the last backup of each of N hours
+    #[arg(long = "keep-hourly", value_name = "N")]
+    hourly: Option<u16>,
+    /// Retain the last backup of each of N days
+    #[arg(long = "keep-daily", value_name = "N")]
+    daily: Option<u16>,
+    /// Retain the last backup of each of N weeks
+    #[arg(long = "keep-weekly", value_name = "N")]
+    weekly: Option<u16>,
+    /// Retain the last backup of each of N months
+    #[arg(long = "keep-monthly", value_name = "N")]
+    monthly: Option<u16>,
+    /// Spare what no backup refers to for this time: it may be of a backup that is running on any host [default: 24]
+    #[arg(long, value_name = "HOURS", value_parser = number::<u32>(0..=87_600))]
+    grace: Option<u32>,
+    #[command(flatten)]
+    waiting: Waiting,
+}
+
+impl Prune {
+    async fn run(self, session: &Session) -> Result<(), Problem> {
+        let Prune { backup_target, vdi, last, hourly, daily, weekly, monthly, grace, waiting } = self;
+        let target = session.backup_target(&backup_target).await?;
+        let vdi = session.vdi_if(vdi.as_deref()).await?;
+        let asked = BackupPrune { vdi, last, hourly, daily, weekly, monthly, grace };
+        removed(session, session.client.backup_prune(target, &asked).await?, waiting).await
+    }
+}
+
+/// Waits for backups to be removed, and prints how many were.
+async fn removed(session: &Session, answer: Answer<Value>, waiting: Waiting) -> Result<(), Problem> {
+    match session.outcome(answer, waiting).await? {
+        Outcome::Done(done) => {
+            let backups = done["removed"].as_array().map_or(0, Vec::len);
+            let number = |field: &str| done[field].as_u64().unwrap_or(0);
+            print(&format!(
+                "{backups} backups removed, {} objects deleted; {} objects that no backup refers to are spared until \
+                 their grace period ends\n",
+                number("deleted"),
+                number("spared")
+            ))
+        }
+        Outcome::Printed => Ok(()),
+    }
+}
+
+const COLUMNS: &[Column<BackupTarget>] = &[
+    Column::new("uuid", |target, uuids| uuids.show(target.uuid)),
+    Column::new("name", |target, _| target.name.to_string()),
+    Column::new("path", |target, _| target.path.to_string()),
+    Column::new("key file", |target: &BackupTarget, _| {
+        target.key_file.as_ref().map(ToString::to_string).unwrap_or_default()
+    })
+    .if_room(),
+    Column::new("target id", |target: &BackupTarget, _| target.target_id.clone()).wide(),
+    Column::new("created", |target: &BackupTarget, _| format!("{:.0}", target.created)).if_room(),
+];
+
+const BACKUPS: &[Column<DiskBackup>] = &[
+    Column::new("id", |backup, _| backup.id.to_string()),
+    Column::new("time", |backup, _| format!("{:.0}", backup.time)),
+    Column::new("size", |backup: &DiskBackup, _| readable(backup.size)).right(),
+    Column::new("name", |backup, _| backup.name.clone()),
+];
+
+impl TargetVerb {
+    /// Runs the verb and prints its output.
+    pub async fn run(self, session: &Session) -> Result<(), Problem> {
+        let client = &session.client;
+        match self {
+            TargetVerb::Add { name, path, key_file, target_id } => {
+                let path = session.path(path)?;
+                let key_file = key_file.map(|file| session.path(file)).transpose()?;
+                let asked = BackupTargetAdd { uuid: None, name, path, key_file, target_id };
+                let target = client.backup_target_add(&asked).await?;
+                if session.json() { session.value(&target) } else { print(&format!("{}\n", target.uuid)) }
+            }
+            TargetVerb::List { listing } => session.list(&client.backup_targets(None).await?, COLUMNS, &listing),
+            TargetVerb::Show { backup_target } => {
+                let target = session.backup_target(&backup_target).await?;
+                session.show(&client.backup_target(target).await?, COLUMNS)
+            }
+            TargetVerb::Remove { backup_target } => {
+                client.backup_target_remove(session.backup_target(&backup_target).await?).await
+            }
+            TargetVerb::Backups { backup_target, vdi, listing } => {
+                let target = session.backup_target(&backup_target).await?;
+                let vdi = session.vdi_if(vdi.as_deref()).await?;
+                let backups = client.backups(target, vdi).await?;
+                session.list_named(&backups, BACKUPS, &listing, &[], Names::new()).await
+            }
+            TargetVerb::RemoveBackups { backup_target, backups, waiting } => {
+                let target = session.backup_target(&backup_target).await?;
+                removed(session, client.backup_remove(target, &BackupRemove { backups }).await?, waiting).await
+            }
+            TargetVerb::Prune(prune) => prune.run(session).await,
+            TargetVerb::Verify { backup_target, waiting } => {
+                let target = session.backup_target(&backup_target).await?;
+                match session.outcome(client.backup_verify(target).await?, waiting).await? {
+                    Outcome::Done(verified) => print(&clean(&verified)),
+                    Outcome::Printed => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+/// The line that says what was verified.
+fn clean(verified: &Value) -> String {
+    let number = |field: &str| verified[field].as_u64().unwrap_or(0);
+    format!("clean: {} backups, {} in {} packs\n", number("backups"), readable(number("bytes")), number("packs"))
+}

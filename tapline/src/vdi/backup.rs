@@ -1,0 +1,86 @@
+//! `vdi backup` and `vdi restore`.
+
+use api::{BackupId, Description, ImageFormat, LogicalBlockSize, Name, Problem, VdiBackup, VdiRestore};
+use control::size::readable;
+use serde_json::Value;
+
+use crate::find::Disk;
+use crate::label::NewLabels;
+use crate::session::{Outcome, Session, Waiting, print};
+use crate::word;
+
+/// Arguments of `vdi backup`.
+#[derive(clap::Args)]
+pub struct Backup {
+    #[command(flatten)]
+    vdi: Disk,
+    /// The backup target: its name or UUID prefix ('tapline target list')
+    #[arg(long = "to", value_name = "NAME")]
+    backup_target: String,
+    #[command(flatten)]
+    waiting: Waiting,
+}
+
+/// Arguments of `vdi restore`.
+#[derive(clap::Args)]
+pub struct Restore {
+    /// The backup target: its name or UUID prefix ('tapline target list')
+    #[arg(value_name = "NAME")]
+    backup_target: String,
+    /// The backup: its ID, of which the first 8 digits are enough ('tapline target backups')
+    #[arg(value_name = "ID")]
+    backup: BackupId,
+    /// Name of the new disk
+    #[arg(long)]
+    name: Name,
+    /// The repository: its name or UUID prefix [default: the only attached one, ISO libraries aside]
+    #[arg(long)]
+    sr: Option<String>,
+    /// Size of the sectors that the guest addresses, in bytes [default: that of the disk that was backed up]
+    #[arg(long, value_name = "BYTES", value_parser = word::block_size())]
+    logical_block_size: Option<LogicalBlockSize>,
+    /// Format [default: the repository's default]
+    #[arg(long, value_parser = word::one_of::<ImageFormat>(&word::FORMATS))]
+    format: Option<ImageFormat>,
+    /// Description
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    description: Description,
+    #[command(flatten)]
+    labels: NewLabels,
+    #[command(flatten)]
+    waiting: Waiting,
+}
+
+impl Backup {
+    /// Backs a disk up, and prints the ID of the backup.
+    pub async fn run(self, session: &Session) -> Result<(), Problem> {
+        let vdi = self.vdi.find(session).await?;
+        let target = session.backup_target(&self.backup_target).await?;
+        let answer = session.client.vdi_backup(vdi, &VdiBackup { target }).await?;
+        match session.outcome(answer, self.waiting).await? {
+            Outcome::Done(made) => print(&report(&made)),
+            Outcome::Printed => Ok(()),
+        }
+    }
+}
+
+/// The ID of a backup, and what it cost.
+fn report(made: &Value) -> String {
+    let bytes = |field: &str| readable(made["statistics"][field].as_u64().unwrap_or(0));
+    let costs = ["read", "holes", "unchanged", "deduplicated", "sent"].map(|field| format!("{} {field}", bytes(field)));
+    format!("{}\n{}\n", made["backup"].as_str().unwrap_or_default(), costs.join(", "))
+}
+
+impl Restore {
+    /// Restores a backup to a new disk, and prints its UUID.
+    pub async fn run(self, session: &Session) -> Result<(), Problem> {
+        let Restore { backup_target, backup, name, sr, logical_block_size, format, description, labels, waiting } =
+            self;
+        let (tags, other_config) = labels.values()?;
+        let target = session.backup_target(&backup_target).await?;
+        let sr = session.sr_or_only(sr.as_deref()).await?;
+        let asked =
+            VdiRestore { backup, sr, name, uuid: None, description, logical_block_size, format, tags, other_config };
+        session.print_created(session.client.vdi_restore(target, &asked).await?, waiting).await
+    }
+}

@@ -1,0 +1,84 @@
+//! `vm backup` and `vm restore`.
+
+use api::{BackupId, Description, Name, Problem, VmBackup, VmRestore};
+use control::size::readable;
+use serde_json::Value;
+
+use crate::output;
+use crate::session::{Outcome, Session, Waiting, print};
+
+/// Arguments of `vm backup`.
+#[derive(clap::Args)]
+pub struct Backup {
+    /// Name or UUID prefix
+    vm: String,
+    /// The backup target: its name or UUID prefix ('tapline target list')
+    #[arg(long = "to", value_name = "NAME")]
+    backup_target: String,
+    #[command(flatten)]
+    waiting: Waiting,
+}
+
+/// Arguments of `vm restore`.
+#[derive(clap::Args)]
+pub struct Restore {
+    /// The backup target: its name or UUID prefix ('tapline target list')
+    #[arg(value_name = "NAME")]
+    backup_target: String,
+    /// The backup of any disk of the machine: its ID, of which the first 8 digits are enough ('tapline target backups')
+    #[arg(value_name = "ID")]
+    backup: BackupId,
+    /// Name of the new machine; its disks are called NAME-0, NAME-1 and so on
+    #[arg(long)]
+    name: Name,
+    /// The repository of its disks: its name or UUID prefix [default: the only attached one, ISO libraries aside]
+    #[arg(long)]
+    sr: Option<String>,
+    /// Description [default: that of the machine that was backed up]
+    #[arg(long, value_name = "TEXT")]
+    description: Option<Description>,
+    #[command(flatten)]
+    waiting: Waiting,
+}
+
+impl Backup {
+    /// Backs a machine up, and prints the IDs of the backups of its disks.
+    pub async fn run(self, session: &Session) -> Result<(), Problem> {
+        let vm = session.vm(&self.vm).await?;
+        let target = session.backup_target(&self.backup_target).await?;
+        let answer = session.client.vm_backup(vm, &VmBackup { target }).await?;
+        match session.outcome(answer, self.waiting).await? {
+            Outcome::Done(made) => print(&report(&made)),
+            Outcome::Printed => Ok(()),
+        }
+    }
+}
+
+/// A line for each disk.
+fn report(made: &Value) -> String {
+    let line = |disk: &Value| {
+        let bytes = |field: &str| readable(disk["statistics"][field].as_u64().unwrap_or(0));
+        format!("{}  {} read, {} sent\n", disk["backup"].as_str().unwrap_or_default(), bytes("read"), bytes("sent"))
+    };
+    made["disks"].as_array().into_iter().flatten().map(line).collect()
+}
+
+impl Restore {
+    /// Restores a machine, and prints its UUID.
+    pub async fn run(self, session: &Session) -> Result<(), Problem> {
+        let Restore { backup_target, backup, name, sr, description, waiting } = self;
+        let target = session.backup_target(&backup_target).await?;
+        let sr = session.sr_or_only(sr.as_deref()).await?;
+        let asked = VmRestore { backup, sr, name, uuid: None, description };
+        let answer = session.client.vm_restore(target, &asked).await?;
+        match session.outcome(answer, waiting).await? {
+            Outcome::Done(made) => {
+                if let Some(note) = made["note"].as_str() {
+                    output::say(&format!("tapline: {note}\n"));
+                }
+                print(&format!("{}\n", made["uuid"].as_str().unwrap_or_default()))
+            }
+            Outcome::Printed => Ok(()),
+        }
+    }
+}

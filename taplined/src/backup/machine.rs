@@ -1,0 +1,198 @@
+//! `vm-backup`: all disks of a VM at one moment, and what the machine is, on a backup target.
+//!
+//! The steps are those of [`super::vdi`], with the job `vm-snapshot`, and a copy for each disk. Each backup has the
+//! machine in its properties, with the moment and all of its disks. A machine can be restored when all of these are
+//! there, so an unfinished backup of a machine does not count. If a copy fails, those before it are removed.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+
+use api::{About, BackupTarget, ObjectKind, Problem, Task, Transfer, Vdi, Vm, VmBackup, VmSnapshot, VmSnapshotCreate};
+use repo::catalogue::NewTask;
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::program::At;
+use super::snapshot::Temporary;
+use super::vdi::{Made, Source};
+use super::{Machine, MachineDisk, target};
+use crate::daemon::Daemon;
+use crate::fault;
+use crate::request;
+use crate::task::Context;
+use crate::vm;
+
+const VERB: &str = "vm-backup";
+
+/// A disk of the machine, and what is read of it.
+type Pair = (Vdi, Uuid);
+
+/// Starts a `vm-backup` task.
+pub async fn back_up(daemon: &Daemon, vm: Uuid, asked: VmBackup) -> Result<Task, Problem> {
+    let condition = request::condition();
+    let found = daemon.catalogue.read(move |view| {
+        condition.map_or(Ok(()), |condition| condition.check(view))?;
+        let target = view.backup_target(asked.target).map_err(|problem| problem.field("target"))?;
+        Ok((view.vm(vm)?, target))
+    });
+    let (vm, target) = found.await?;
+    let about = vec![About { kind: ObjectKind::Vm, uuid: vm.uuid }];
+    let new = NewTask { uuid: Uuid::new_v4(), verb: VERB, about, cancellable: true, intent: None };
+    let at_work = daemon.clone();
+    daemon.tasks.start(daemon, new, move |context| async move { work(&at_work, &vm, &target, context).await }).await
+}
+
+async fn work(daemon: &Daemon, vm: &Vm, target: &BackupTarget, mut context: Context) -> Result<Value, Problem> {
+    context.step("find", true).await?;
+    context.unless_cancelled(target::backups_on(daemon, target, None)).await?;
+    let (temporary, snapshot) = Temporary::record(daemon, Some(vm.uuid)).await?;
+    let made = match take(daemon, vm, snapshot, &mut context).await {
+        Ok(taken) => copy_all(daemon, vm, &taken, target, &mut context).await,
+        Err(problem) => Err(problem),
+    };
+    if let Err(problem) = context.step("remove", false).await {
+        tracing::debug!(task = %context.uuid(), "its snapshots are destroyed although {problem}");
+    }
+    fault::point(VERB, "remove", false);
+    temporary.remove().await;
+    fault::point(VERB, "remove", true);
+    let disks = made?;
+    let shown = |(vdi, made): &(Uuid, Made)| json!({ "vdi": vdi, "backup": made.id, "size": made.size, "statistics": made.statistics });
+    Ok(json!({
+        "uuid": vm.uuid,
+        "target": target.uuid,
+        "backup": disks.first().map(|(_, made)| &made.id),
+        "disks": disks.iter().map(shown).collect::<Vec<_>>(),
+    }))
+}
+
+async fn take(daemon: &Daemon, vm: &Vm, snapshot: Uuid, context: &mut Context) -> Result<VmSnapshot, Problem> {
+    context.step("snapshot", true).await?;
+    fault::point(VERB, "snapshot", false);
+    let description = "read by a backup, and destroyed after it".parse().unwrap_or_default();
+    let asked = VmSnapshotCreate { uuid: Some(snapshot), name: None, description };
+    let begun = vm::snapshot(daemon, vm.uuid, asked).await?;
+    context.part(daemon, &begun).await?;
+    fault::point(VERB, "snapshot", true);
+    context.check()?;
+    let vm = vm.uuid;
+    daemon.catalogue.read(move |view| view.vm_snapshot(vm, snapshot)).await
+}
+
+/// Copies each disk; removes the backups of all if one of them fails.
+async fn copy_all(
+    daemon: &Daemon,
+    vm: &Vm,
+    taken: &VmSnapshot,
+    target: &BackupTarget,
+    context: &mut Context,
+) -> Result<Vec<(Uuid, Made)>, Problem> {
+    context.step("copy", true).await?;
+    let machine = machine(vm, taken);
+    let sources = sources(daemon, taken).await?;
+    let mut made: Vec<(Uuid, Made)> = Vec::new();
+    let mut before = Transfer { len: sources.iter().map(|(vdi, _)| vdi.size).sum(), ..Transfer::default() };
+    for (vdi, snapshot) in &sources {
+        fault::point(VERB, "copy", false);
+        let mut last = Transfer::default();
+        let copied = copy(daemon, (vdi, *snapshot), &machine, target, context, |transfer| {
+            last = transfer;
+            context.transferred(both(&before, &transfer));
+        });
+        match copied.await {
+            Ok(one) => made.push((vdi.uuid, one)),
+            Err(problem) => {
+                remove(target, &made).await;
+                return Err(problem);
+            }
+        }
+        before = both(&before, &Transfer { done: vdi.size, ..last });
+        fault::point(VERB, "copy", true);
+    }
+    Ok(made)
+}
+
+async fn copy(
+    daemon: &Daemon,
+    (vdi, snapshot): (&Vdi, Uuid),
+    machine: &Machine,
+    target: &BackupTarget,
+    context: &Context,
+    on_progress: impl FnMut(Transfer),
+) -> Result<Made, Problem> {
+    let backups = context.unless_cancelled(target::backups_on(daemon, target, Some(vdi.uuid))).await?;
+    let source = Source { vdi, snapshot, last: backups.last(), machine: Some(machine) };
+    source.copy(daemon, target, context, on_progress).await
+}
+
+/// The transfer of all disks, of which `before` are done.
+fn both(before: &Transfer, now: &Transfer) -> Transfer {
+    let done = before.done.saturating_add(now.done);
+    let rest = before.len.saturating_sub(done);
+    Transfer {
+        done,
+        len: before.len,
+        rate: now.rate,
+        left: now.rate.and_then(|rate| rest.checked_div(rate)),
+        holes: before.holes.saturating_add(now.holes),
+        unchanged: before.unchanged.saturating_add(now.unchanged),
+        deduplicated: before.deduplicated.saturating_add(now.deduplicated),
+        sent: before.sent.saturating_add(now.sent),
+    }
+}
+
+fn machine(vm: &Vm, taken: &VmSnapshot) -> Machine {
+    let disks = taken.disks.iter().map(|disk| MachineDisk {
+        position: disk.position,
+        mode: disk.mode,
+        bootable: disk.bootable,
+        queues: disk.queues,
+        vdi: disk.vdi,
+    });
+    Machine {
+        moment: taken.uuid,
+        name: vm.name.clone(),
+        description: vm.description.clone(),
+        hardware: taken.hardware.clone(),
+        disks: disks.collect(),
+    }
+}
+
+/// The disks with snapshots, each once.
+async fn sources(daemon: &Daemon, taken: &VmSnapshot) -> Result<Vec<Pair>, Problem> {
+    let pairs: Vec<(Uuid, Uuid)> = taken.disks.iter().filter_map(|disk| Some((disk.vdi, disk.snapshot?))).collect();
+    let read = daemon.catalogue.read(move |view| {
+        let mut known = HashSet::new();
+        let once = pairs.into_iter().filter(|(vdi, _)| known.insert(*vdi));
+        once.map(|(vdi, snapshot)| Ok((view.vdi(vdi)?, snapshot))).collect()
+    });
+    read.await
+}
+
+/// Removes backups that are of no use without those that have failed. They would do no harm.
+async fn remove(target: &BackupTarget, made: &[(Uuid, Made)]) {
+    if made.is_empty() {
+        return;
+    }
+    let words: Vec<OsString> = made.iter().map(|(_, made)| made.id.to_string().into()).collect();
+    if let Err(problem) = At::of(target).run::<IgnoredAny>(&["remove"], words, |_| ()).await {
+        tracing::warn!(target = %target.name, "backups of a part of a machine stay on the target: {problem}");
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn the_transfer_of_a_machine_is_that_of_all_disks() {
+        let whole = Transfer { len: 100, ..Transfer::default() };
+        let first =
+            Transfer { done: 60, len: 60, rate: Some(10), left: Some(0), holes: 5, sent: 50, ..Transfer::default() };
+        let before = both(&whole, &first);
+        let now = both(&before, &Transfer { done: 20, len: 40, rate: Some(4), sent: 7, ..Transfer::default() });
+        assert_eq!((now.done, now.len, now.left, now.holes, now.sent), (80, 100, Some(5), 5, 57));
+        assert_eq!(both(&whole, &Transfer { done: 1, rate: Some(0), ..Transfer::default() }).left, None);
+    }
+}

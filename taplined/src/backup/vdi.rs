@@ -1,0 +1,201 @@
+//! `vdi-backup`: the state of a VDI at one moment, on a backup target.
+//!
+//! 1. `find`: the target is opened, so that nothing is begun for one that is not there.
+//! 2. `snapshot`: the job `vdi-snapshot`, under a UUID that was recorded before ([`super::snapshot`]). A VDI that is
+//!    read-only needs none.
+//! 3. `copy`: the snapshot is plugged as for clients of the NBD address, and a process reads it there and sends it to
+//!    the target. The backup counts when that process has succeeded.
+//! 4. `remove`: the snapshot is destroyed.
+//!
+//! *If killed:* the processes end with the daemon; the next one removes the VBD and destroys the snapshot. There may be
+//! a backup, but none in part; one that is repeated sends only what is missing.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use api::{BackupId, BackupTarget, DiskBackup, Problem, Task, Transfer, Vdi, VdiBackup, VdiSnapshot};
+use jiff::Timestamp;
+use repo::catalogue::NewTask;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::program::At;
+use super::snapshot::Temporary;
+use super::{Machine, Properties, changes, identity, target};
+use crate::daemon::Daemon;
+use crate::fault;
+use crate::reader::Reader;
+use crate::request;
+use crate::task::Context;
+use crate::vdi::{about_vdi, begin, block_size, must_be_ready};
+
+const VERB: &str = "vdi-backup";
+
+/// The maximum length of the name of a disk on a target, in bytes.
+const LABEL_MAX: usize = 255;
+
+/// What is read of the result of a backup.
+#[derive(Debug, Deserialize)]
+pub struct Made {
+    /// The backup.
+    pub id: BackupId,
+    /// The size of the disk in bytes.
+    pub size: u64,
+    content: String,
+    /// What it cost.
+    pub statistics: Value,
+}
+
+/// Starts a `vdi-backup` task.
+pub async fn back_up(daemon: &Daemon, vdi: Uuid, asked: VdiBackup) -> Result<Task, Problem> {
+    let condition = request::condition();
+    let found = daemon.catalogue.read(move |view| {
+        condition.map_or(Ok(()), |condition| condition.check(view))?;
+        view.check_not_of_memory(vdi, "backed up")?;
+        let target = view.backup_target(asked.target).map_err(|problem| problem.field("target"))?;
+        Ok((view.vdi(vdi)?, target))
+    });
+    let (vdi, target) = found.await?;
+    must_be_ready(&vdi)?;
+    let new =
+        NewTask { uuid: Uuid::new_v4(), verb: VERB, about: vec![about_vdi(vdi.uuid)], cancellable: true, intent: None };
+    let at_work = daemon.clone();
+    daemon.tasks.start(daemon, new, move |context| async move { work(&at_work, &vdi, &target, context).await }).await
+}
+
+async fn work(daemon: &Daemon, vdi: &Vdi, target: &BackupTarget, mut context: Context) -> Result<Value, Problem> {
+    context.step("find", true).await?;
+    let backups = context.unless_cancelled(target::backups_on(daemon, target, Some(disk_of(vdi)))).await?;
+    let last = backups.last();
+    let made = if vdi.read_only {
+        copy(daemon, vdi, vdi.uuid, (target, last), &mut context).await
+    } else {
+        let (temporary, snapshot) = Temporary::record(daemon, None).await?;
+        let made = match take(daemon, vdi, snapshot, &mut context).await {
+            Ok(()) => copy(daemon, vdi, snapshot, (target, last), &mut context).await,
+            Err(problem) => Err(problem),
+        };
+        if let Err(problem) = context.step("remove", false).await {
+            tracing::debug!(task = %context.uuid(), "its snapshot is destroyed although {problem}");
+        }
+        fault::point(VERB, "remove", false);
+        temporary.remove().await;
+        fault::point(VERB, "remove", true);
+        made
+    };
+    let Made { id, size, content, statistics } = made?;
+    Ok(json!({
+        "uuid": vdi.uuid,
+        "target": target.uuid,
+        "backup": id,
+        "size": size,
+        "content": content,
+        "statistics": statistics,
+    }))
+}
+
+/// The disk that a VDI is a state of: backups of a snapshot are backups of its disk.
+pub fn disk_of(vdi: &Vdi) -> Uuid {
+    vdi.snapshot_of.unwrap_or(vdi.uuid)
+}
+
+/// The part of a name that fits into a list of backups.
+fn label(name: &str) -> &str {
+    let len = (0..=LABEL_MAX.min(name.len())).rev().find(|len| name.is_char_boundary(*len));
+    len.and_then(|len| name.get(..len)).unwrap_or_default()
+}
+
+/// Takes the snapshot.
+async fn take(daemon: &Daemon, vdi: &Vdi, snapshot: Uuid, context: &mut Context) -> Result<(), Problem> {
+    context.step("snapshot", true).await?;
+    fault::point(VERB, "snapshot", false);
+    let description = "read by a backup, and destroyed after it".parse();
+    let asked =
+        VdiSnapshot { uuid: Some(snapshot), description: description.unwrap_or_default(), ..VdiSnapshot::default() };
+    let begun = begin::snapshot(daemon, vdi.uuid, asked).await?;
+    context.part(daemon, &begun).await?;
+    fault::point(VERB, "snapshot", true);
+    context.check()
+}
+
+async fn copy(
+    daemon: &Daemon,
+    vdi: &Vdi,
+    snapshot: Uuid,
+    (target, last): (&BackupTarget, Option<&DiskBackup>),
+    context: &mut Context,
+) -> Result<Made, Problem> {
+    context.step("copy", true).await?;
+    fault::point(VERB, "copy", false);
+    let source = Source { vdi, snapshot, last, machine: None };
+    let made = source.copy(daemon, target, context, |transfer| context.transferred(transfer)).await?;
+    fault::point(VERB, "copy", true);
+    Ok(made)
+}
+
+/// A disk to be copied to a target.
+#[derive(Clone, Copy, Debug)]
+pub struct Source<'a> {
+    /// The VDI that is backed up.
+    pub vdi: &'a Vdi,
+    /// What is read: a read-only VDI.
+    pub snapshot: Uuid,
+    /// The last backup of the disk.
+    pub last: Option<&'a DiskBackup>,
+    /// The machine that it is backed up with.
+    pub machine: Option<&'a Machine>,
+}
+
+impl Source<'_> {
+    /// The arguments of the backup program.
+    async fn words(&self, daemon: &Daemon, socket: &Path) -> Result<Vec<OsString>, Problem> {
+        let Source { vdi, snapshot, last, machine } = *self;
+        let read = daemon.catalogue.read(move |view| view.vdi(snapshot)).await?;
+        let properties = Properties {
+            vdi: Some(disk_of(vdi)),
+            logical_block_size: Some(block_size(daemon, &read).await?),
+            machine: machine.cloned(),
+        };
+        let properties = serde_json::to_string(&properties);
+        let properties = properties.map_err(|error| Problem::failed("record the properties of a backup", error))?;
+        let time = read.snapshot_time.unwrap_or_else(Timestamp::now);
+        let mut words: Vec<OsString> = vec![nbd::uri::of_socket(socket).into()];
+        // In one word, because a name may begin as an option does.
+        words.push(format!("--name={}", label(vdi.name.as_str())).into());
+        words.extend(["--disk".into(), identity(daemon, disk_of(vdi)).into()]);
+        words.extend(["--time".into(), time.to_string().into()]);
+        words.extend(["--properties".into(), properties.into()]);
+        words.extend(changes::since(daemon, disk_of(vdi), snapshot, last).await?);
+        Ok(words)
+    }
+
+    /// Reads the disk, and sends it to the target.
+    pub async fn copy(
+        &self,
+        daemon: &Daemon,
+        target: &BackupTarget,
+        context: &Context,
+        on_progress: impl FnMut(Transfer),
+    ) -> Result<Made, Problem> {
+        let copying = async {
+            // Plugged until the process has ended.
+            let reader = Reader::open(daemon, self.snapshot, context.requester()).await?;
+            let words = self.words(daemon, &reader.socket).await?;
+            At::of(target).run(&["create"], words, on_progress).await
+        };
+        context.unless_cancelled(copying).await
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_long_name_is_cut_between_characters() {
+        assert_eq!(label("web"), "web");
+        let long = "\u{fc}".repeat(200);
+        assert_eq!((label(&long).len(), label(&long).chars().count()), (254, 127));
+    }
+}

@@ -744,6 +744,16 @@ class Operations(Transport):
         """
         return self.request("POST", f"/v1/vbds/{uuid}/upgrade", if_match=if_match)
 
+    def vdi_backup(self, uuid, *, target, if_match=None):
+        """Backs up a VDI, which may be plugged, to a target. The task's result contains the ID of the backup.
+
+        target: The backup target.
+
+        Returns a `Task` to wait for.
+        """
+        body = _given({"target": target})
+        return self.request("POST", f"/v1/vdis/{uuid}/backup", body=body, if_match=if_match)
+
     def vdi_cbt_disable(self, uuid, *, if_match=None):
         """Stops recording which blocks of a VDI change. The maps of its snapshots stay.
 

@@ -7,6 +7,7 @@
 
 mod address;
 pub mod admission;
+mod bitmaps;
 mod blkback_stats;
 mod changes;
 mod control;
@@ -55,6 +56,7 @@ use arguments::{GrantPolicy, LogicalBlock, PrintFor, Serve, WhenFull};
 use admission::Admission;
 use admission::limits::Limiter;
 use admission::share;
+use bitmaps::Bitmaps;
 use changes::Changes;
 use event_loop::{EventLoop, Serving};
 use shaping::Shaping;
@@ -79,9 +81,14 @@ pub fn run(from: &Files, serve: &Serve, tls: Option<nbd::Tls>) -> Result<Exit, F
     }
     let guest = serve.xen.as_ref().map(|disk| guest::Claimed::find(from, serve, disk)).transpose()?;
     let read_only = serve.read_only || guest.as_ref().is_some_and(|guest| guest.read_only);
-    let taken = serve.take_over.then(|| Takeover::receive(from)).transpose()?;
+    let wanted_bitmaps = bitmaps::Wanted::check(from, serve, read_only)?;
+    let mut taken = serve.take_over.then(|| Takeover::receive(from)).transpose()?;
     let handed = if taken.is_none() { Some(Sockets::find(from, serve)?) } else { None };
     let (layers, map) = changes::open(from, serve, taken.as_ref(), !read_only)?;
+    let bitmaps = match &mut taken {
+        None => wanted_bitmaps.open(from, &layers, map.as_ref())?,
+        Some(taken) => Bitmaps::taken_over(std::mem::take(&mut taken.bitmaps), serve)?,
+    };
     serial::choose(serve, &layers);
     let block = serve.logical_block_size.map_or_else(|| layers.block(), LogicalBlock::bytes);
     let Layers { name, files, images, logs, unsettled, .. } = layers;
@@ -99,7 +106,8 @@ pub fn run(from: &Files, serve: &Serve, tls: Option<nbd::Tls>) -> Result<Exit, F
         if block > 512 { failure.advise("serve it with --logical-block-size 512") } else { failure }
     })?;
     let mut engine = engine(serve, &name, files, &shaping)?;
-    let changes = map.map_or_else(|| Ok(Changes::default()), |map| map.begin(&mut disk, &mut engine))?;
+    let mut changes = map.map_or_else(|| Ok(Changes::default()), |map| map.begin(&mut disk, &mut engine))?;
+    changes.bitmaps = bitmaps;
     say(describe(&name, &disk, engine.kind()));
     shaping.line().iter().for_each(say);
     let polling = polling(serve, &counters);
@@ -341,7 +349,7 @@ fn serve_nbd(
     if serve.queues > 1 {
         say("--queues has no effect with --nbd: clients can open any number of connections");
     }
-    let export = export(serve, &serving.disk);
+    let export = nbd::Export { bitmaps: serving.changes.bitmaps.names(), ..export(serve, &serving.disk) };
     let server = match transport {
         Transport::TakenOver(server, rest) => {
             return resume(nbd::Server::taken_over(server, Path::new(address), export, tls), rest, serving);
@@ -409,7 +417,8 @@ fn export(serve: &Serve, disk: &Disk<Image>) -> nbd::Export {
     let file = || path()?.file_name().map(|name| name.to_string_lossy().into_owned());
     let name = serve.nbd_export.clone().or_else(file).unwrap_or_default();
     let layered = disk.layers().iter().any(|layer| !matches!(layer.format, Image::Raw(_)));
-    nbd::Export { name, description: serve.image.to_string(), geometry: disk.geometry(), layered }
+    let description = serve.image.to_string();
+    nbd::Export { name, description, geometry: disk.geometry(), layered, bitmaps: Vec::new() }
 }
 
 /// Announces where the disk is served: prints the requested configuration on stdout, and a message for people on

@@ -144,3 +144,13 @@ fn xapi_has_the_first_block_in_the_highest_bit() {
     assert_eq!(map.to_xapi(), "goAQ");
     assert_eq!(BASE64_STANDARD.encode(b"foob"), "Zm9vYg==");
 }
+
+#[test]
+fn the_contents_of_a_map_are_a_file_that_names_the_same() {
+    let suspect = open(&with(&spec(300 * MIB + 512), &[0, 4800], &[3])).unwrap();
+    let mut bytes = vec![0xa5; in_memory(page_at(2).0)];
+    apply(&mut bytes, &suspect.contents());
+    let copy = open(&bytes).unwrap();
+    assert_eq!(extents(&copy), extents(&suspect));
+    assert_eq!((copy.id(), copy.len(), copy.suspects(), copy.damaged()), (suspect.id(), suspect.len(), 0, 0));
+}

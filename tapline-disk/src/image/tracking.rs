@@ -140,6 +140,25 @@ pub fn open(files: &Files, path: &Path) -> Result<OpenMap, Failure> {
     Ok(OpenMap { file, map })
 }
 
+/// Reading without a lock, also while a process writes: each sector of a map names all changes up to when it is read,
+/// and one that is read while it is written counts as changed throughout.
+pub const LOOK: OpenOptions = OpenOptions { write: false, cache: Cache::Writeback, lock: false };
+
+/// Opens a map to read it, without a lock.
+pub fn look(files: &Files, path: &Path) -> Result<ChangeMap, Failure> {
+    let mut file = files.open(path, LOOK).map_err(Failure::said)?;
+    read(path, &mut file)
+}
+
+/// Joins the maps of successive intervals, the oldest first.
+pub fn join(maps: Vec<ChangeMap>) -> Result<ChangeMap, Failure> {
+    ChangeMap::union(maps).map_err(|error| {
+        Failure::new("join the maps of changed blocks", error)
+            .of_kind(Kind::Invalid)
+            .advise("give the maps of successive snapshots of one disk, the oldest first, without a gap")
+    })
+}
+
 /// Reads a map, and explains why a file cannot be used as one.
 pub fn read(path: &Path, file: &mut ImageFile) -> Result<ChangeMap, Failure> {
     ChangeMap::open(file).map_err(|error| {
@@ -159,11 +178,16 @@ pub fn refused(path: &Path, why: impl Into<Box<dyn std::error::Error + Send + Sy
     )
 }
 
+/// Returns why a map cannot be that of a disk of `len` bytes. It may be longer: a power loss may have kept a disk from
+/// growing whose map was extended before.
+pub fn too_short(map: &ChangeMap, len: u64) -> Option<String> {
+    (map.len() < len).then(|| format!("it is of a disk of {} bytes, and this one has {len}", map.len()))
+}
+
 /// Returns why a map is not trusted; `opened` is the state of the image's file when it was opened.
 pub fn distrust(map: &ChangeMap, len: u64, image: &ImageFile, opened: Option<FileState>) -> io::Result<Option<String>> {
-    // A power loss may have kept a disk from growing whose map was extended before.
-    if map.len() < len {
-        return Ok(Some(format!("it is of a disk of {} bytes, and this one has {len}", map.len())));
+    if let Some(why) = too_short(map, len) {
+        return Ok(Some(why));
     }
     let Some(found) = Mark::read(image)? else {
         return Ok(Some(
@@ -185,6 +209,19 @@ pub fn distrust(map: &ChangeMap, len: u64, image: &ImageFile, opened: Option<Fil
         () => return Ok(None),
     };
     Ok(Some(why))
+}
+
+/// Fails unless all writes to an image of `len` bytes since the map at `path` was begun are known to be recorded in it.
+pub fn must_be_of(name: &ImageName, image: &ImageFile, len: u64, path: &Path, map: &ChangeMap) -> Result<(), Failure> {
+    let tried = || format!("use the map of changed blocks {} for {name}", path.display());
+    let failed = |error: io::Error| Failure::new(tried(), error);
+    let state = mark::state(image).map_err(failed)?;
+    match distrust(map, len, image, Some(state)).map_err(failed)? {
+        None => Ok(()),
+        Some(why) => Err(Failure::new(tried(), why)
+            .of_kind(Kind::State)
+            .advise("make a full backup, and start a new map: serve --track with the name of a new file")),
+    }
 }
 
 /// Takes a map up in a new session, if it is trusted; durable before this returns.

@@ -20,6 +20,7 @@ use crate::image::chain::Layers;
 use crate::image::tracking::{self, OpenMap};
 use crate::process::failure::Failure;
 use crate::process::log::say;
+use crate::serve::bitmaps::Bitmaps;
 use crate::serve::takeover::Takeover;
 
 /// What is to be done after a map was lost.
@@ -63,6 +64,11 @@ impl Prepared {
         Ok(Prepared { path: path.to_owned(), open, is_new: true })
     }
 
+    /// Returns the map.
+    pub fn map(&self) -> &ChangeMap {
+        &self.open.map
+    }
+
     /// Opens the map of the process that is taken over, which continues in the same session.
     pub fn taken_over(files: &Files, path: &Path) -> Result<Prepared, Failure> {
         Ok(Prepared { path: path.to_owned(), open: tracking::open(files, path)?, is_new: false })
@@ -86,6 +92,7 @@ impl Prepared {
         Ok(Changes {
             current: Some(Current { path, file: Some(file), id, continues, said: MapState::Kept }),
             sealing: Vec::new(),
+            bitmaps: Bitmaps::default(),
         })
     }
 }
@@ -150,6 +157,8 @@ pub struct Changes {
     current: Option<Current>,
     /// Maps of earlier intervals that are being sealed.
     sealing: Vec<FileId>,
+    /// The maps that clients see as dirty bitmaps.
+    pub bitmaps: Bitmaps,
 }
 
 #[derive(Debug)]
@@ -196,6 +205,9 @@ impl Changes {
             return;
         }
         let name = current.path.display();
+        if state != MapState::Kept {
+            self.bitmaps.lose();
+        }
         match state {
             MapState::Kept => {}
             MapState::Invalid => {
@@ -240,6 +252,7 @@ impl Changes {
     pub fn ending(&mut self) {
         let Some(current) = &mut self.current else { return };
         say(format_args!("changed blocks are no longer recorded at a client's request: {}", current.path.display()));
+        self.bitmaps.lose();
         current.said = MapState::Invalid;
     }
 

@@ -22,7 +22,7 @@ use crate::tool::replaced::{Replaced, wait_until_gone};
 use crate::tool::served::Disk;
 use crate::tool::{Room, from_environment, noise};
 
-const BLOCK: usize = 64 << 10;
+pub const BLOCK: usize = 64 << 10;
 /// The requests in flight of a writer.
 const DEPTH: usize = 8;
 const MARK: &str = "user.tapline.changes";
@@ -79,7 +79,7 @@ fn wait_for_storage(room: &Room, names: &[&str]) {
     }
 }
 
-fn serve(room: &Room, words: &str) -> Disk {
+pub fn serve(room: &Room, words: &str) -> Disk {
     // A killed process leaves its sockets.
     for socket in ["nbd.sock", "control.sock"] {
         fs::remove_file(room.file(socket)).ok();
@@ -93,7 +93,7 @@ fn kill(disk: Disk) {
     disk.child.wait().unwrap();
 }
 
-fn ask(room: &Room, request: &Value) -> Value {
+pub fn ask(room: &Room, request: &Value) -> Value {
     Control::connect(&room.file("control.sock")).done(request)
 }
 
@@ -120,7 +120,7 @@ fn differing(before: &[u8], after: &[u8]) -> Vec<usize> {
 }
 
 /// Blocks that maps name.
-fn named(room: &Room, maps: &str) -> Vec<usize> {
+pub fn named(room: &Room, maps: &str) -> Vec<usize> {
     let listed = room.json(&format!("image changes {maps}"));
     let ranges = listed["ranges"].as_array().unwrap().iter();
     let blocks = |range: &Value| {
@@ -138,12 +138,12 @@ fn check(room: &Room, maps: &str, before: &[u8], image: &str) -> (usize, usize) 
     (differing.len(), named.len())
 }
 
-fn refused(room: &Room, words: &str, why: &str) {
+pub fn refused(room: &Room, words: &str, why: &str) {
     let said = room.tapline(&format!("serve {words} --nbd refused.sock"));
     assert!(said.code != Some(0) && said.err.contains(why), "{words}: {said:?}");
 }
 
-fn write(room: &Room, at: u64, len: usize) {
+pub fn write(room: &Room, at: u64, len: usize) {
     let mut client = Nbd::connect(&room.file("nbd.sock")).unwrap();
     client.write(at, &noise(at + 1, len)).unwrap();
 }
@@ -302,7 +302,11 @@ fn a_snapshot_begins_the_next_map_and_the_old_one_is_complete() {
     assert_eq!(disk.stop().0, Some(0));
     let chain = "qcow2:c --parent qcow2:b --parent qcow2:a";
     let is_marked = |name: &str| getxattr(room.file(name), MARK, &mut [0; 1024][..]).is_ok();
-    assert_eq!(["a", "b", "c"].map(is_marked), [false, false, true]);
+    // The map of the first interval has ended with its image; that of the second continues on the third.
+    assert_eq!(["a", "b", "c"].map(is_marked), [true, false, true]);
+    room.done("image changes m1 --image qcow2:a");
+    let other = room.tapline("image changes m2 --image qcow2:a");
+    assert!(other.err.contains("tracked by another map"), "{other:?}");
     assert_eq!(named(&room, "m1"), [16]);
     assert_eq!(named(&room, "m2"), [320, 480, 1600]);
     assert_eq!(check(&room, "m1 m2", &before, chain), (4, 4));

@@ -184,8 +184,8 @@ fn negotiate_deaf(begin: Begin, input: &[u8]) {
 /// - at most 128 requests and 64 MiB are under way, and a session that stalls goes on once they are answered;
 /// - each command whose last byte was sent is answered exactly once, in a form that fits it, unless the
 ///   connection has ended;
-/// - a block status is answered with a chunk for each context that it selects, in the order of their ids, whose runs are
-///   neither empty nor longer than the range, and which say of a bitmap what it is;
+/// - a block status is answered with a chunk for each context that it selects, in the order of their ids, whose runs
+///   are neither empty nor longer than the range, and which say of a bitmap what it is;
 /// - a read returns what the disk held when it was done.
 pub fn commands(input: &[u8]) {
     let Some((&setup, input)) = input.split_first() else { return };

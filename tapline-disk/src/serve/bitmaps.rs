@@ -2,8 +2,8 @@
 //!
 //! A bitmap names what differs between the beginning of its first map and the present. The maps of intervals that are
 //! over are read once, at the start. If the last interval is not over, the bitmap is *live*: the map in which the disk
-//! records its changes is a part of it, as that is in memory when a request of a client is answered. A change is in that
-//! map before it starts, so each change that was answered before the request arrived is named. When a snapshot ends the
+//! records its changes is a part of it, as it is in memory when a request of a client is answered. A change is in that
+//! map before it starts, so each change that was answered before the request is named. When a snapshot ends the
 //! interval, what its map names stays, and the next map is a part of the bitmap.
 //!
 //! A bitmap whose map was lost or ended shows everything as dirty: clients have negotiated it, and too much is right.
@@ -26,7 +26,6 @@ use serde::{Deserialize, Serialize};
 use transport::nbd;
 use uring::ImageFile;
 
-use super::changes::Prepared;
 use crate::files::Files;
 use crate::image::chain::Layers;
 use crate::image::tracking;
@@ -60,43 +59,50 @@ pub enum Rest {
     Lost,
 }
 
-/// The bitmaps of the command line, before the image is opened.
+/// The bitmaps to be served, before the image is opened.
 #[derive(Debug)]
-pub struct Wanted {
-    bitmaps: Vec<DirtyBitmap>,
-    /// What the maps before that of `--track` name, if the disk records its changes.
-    over: Vec<Option<ChangeMap>>,
+pub enum Wanted {
+    /// Those of the process that is taken over.
+    Taken(Bitmaps),
+    /// Those of the command line, of a disk that records its changes: with what the maps before that of `--track` name.
+    Live(Vec<(DirtyBitmap, Option<ChangeMap>)>),
+    /// Those of the command line, of a disk that is not written to.
+    Constant(Vec<DirtyBitmap>),
 }
 
 impl Wanted {
     /// Rejects bitmaps that cannot be served, while the image is not open: a refused start must neither end the
-    /// tracking of the image nor take its map up.
-    pub fn check(files: &Files, serve: &Serve, read_only: bool) -> Result<Wanted, Failure> {
-        let bitmaps = if serve.take_over { Vec::new() } else { serve.dirty_bitmap.clone() };
-        check(&bitmaps, serve, read_only)?;
-        let over = match &serve.track {
-            None => Vec::new(),
-            Some(track) => bitmaps.iter().map(|bitmap| before_track(files, bitmap, track)).collect::<Result<_, _>>()?,
-        };
-        Ok(Wanted { bitmaps, over })
+    /// tracking of the image nor take its map up. The process that is taken over has verified those that are `taken`.
+    pub fn check(files: &Files, serve: &Serve, read_only: bool, taken: Option<Vec<Bitmap>>) -> Result<Wanted, Failure> {
+        let wanted = &serve.dirty_bitmap;
+        if let Some(taken) = taken {
+            if taken.iter().map(|bitmap| &bitmap.name).eq(wanted.iter().map(|bitmap| &bitmap.name)) {
+                return Ok(Wanted::Taken(Bitmaps(taken)));
+            }
+            let why = "the process that is taken over has others than the command line names";
+            return Err(Failure::new("take over the dirty bitmaps of a disk", why));
+        }
+        check(wanted, serve, read_only)?;
+        let Some(track) = &serve.track else { return Ok(Wanted::Constant(wanted.clone())) };
+        let with_over = |bitmap: &DirtyBitmap| Ok((bitmap.clone(), before_track(files, bitmap, track)?));
+        wanted.iter().map(with_over).collect::<Result<_, _>>().map(Wanted::Live)
     }
 
-    /// Opens them for an image that is open. `map` is the one in which the disk will record its changes; without it,
-    /// the last map of each must be that of the image.
-    pub fn open(self, files: &Files, layers: &Layers, map: Option<&Prepared>) -> Result<Bitmaps, Failure> {
-        let named = self.bitmaps.iter().map(|bitmap| bitmap.name.clone());
-        let bitmaps = match map {
-            Some(map) => {
-                let rest = Rest::Map(map.map().id());
-                named.zip(self.over).map(|(name, over)| Bitmap { name, over, rest }).collect()
-            }
-            None => {
-                let over = self.bitmaps.iter().map(|bitmap| constant(files, bitmap, layers));
-                let over: Vec<ChangeMap> = over.collect::<Result<_, _>>()?;
-                named.zip(over).map(|(name, over)| Bitmap { name, over: Some(over), rest: Rest::None }).collect()
-            }
+    /// Opens them for an image that is open. `map` is the id of the map in which the disk will record its changes;
+    /// without it, the last map of each must be that of the image.
+    pub fn open(self, files: &Files, layers: &Layers, map: Option<MapId>) -> Result<Bitmaps, Failure> {
+        let (live, constant) = match self {
+            Wanted::Taken(bitmaps) => return Ok(bitmaps),
+            Wanted::Live(bitmaps) => (bitmaps, Vec::new()),
+            Wanted::Constant(bitmaps) => (Vec::new(), bitmaps),
         };
-        Ok(Bitmaps(bitmaps))
+        let rest = map.map_or(Rest::Lost, Rest::Map);
+        let live = live.into_iter().map(|(wanted, over)| Ok(Bitmap { name: wanted.name, over, rest }));
+        let constant = constant.into_iter().map(|wanted| {
+            let over = Some(constant_map(files, &wanted, layers)?);
+            Ok(Bitmap { name: wanted.name, over, rest: Rest::None })
+        });
+        live.chain(constant).collect::<Result<_, _>>().map(Bitmaps)
     }
 }
 
@@ -125,8 +131,8 @@ fn check(wanted: &[DirtyBitmap], serve: &Serve, read_only: bool) -> Result<(), F
     }
 }
 
-/// Returns what the maps of a bitmap name, without the last, which is that of `--track`. Fails unless they continue each
-/// other, up to the last.
+/// Returns what the maps of a bitmap name, without the last, which is that of `--track`. Fails unless each continues
+/// the one before it, up to the last.
 fn before_track(files: &Files, wanted: &DirtyBitmap, track: &Path) -> Result<Option<ChangeMap>, Failure> {
     let exists = files.metadata(track).is_ok_and(|found| !files.are_handed() || found.len() > 0);
     let mut maps: Vec<ChangeMap> = Vec::new();
@@ -145,7 +151,7 @@ fn before_track(files: &Files, wanted: &DirtyBitmap, track: &Path) -> Result<Opt
 }
 
 /// Returns what the maps of a bitmap name, to which nothing is added.
-fn constant(files: &Files, wanted: &DirtyBitmap, layers: &Layers) -> Result<ChangeMap, Failure> {
+fn constant_map(files: &Files, wanted: &DirtyBitmap, layers: &Layers) -> Result<ChangeMap, Failure> {
     let mut maps: Vec<ChangeMap> = Vec::new();
     for path in &wanted.maps {
         maps.push(tracking::look(files, path)?);
@@ -174,18 +180,6 @@ fn must_be_of_image(layers: &Layers, path: &Path, map: &ChangeMap) -> Result<(),
 }
 
 impl Bitmaps {
-    /// The bitmaps of the process that is taken over, which has verified them and may have ended intervals since.
-    pub fn taken_over(bitmaps: Vec<Bitmap>, serve: &Serve) -> Result<Bitmaps, Failure> {
-        let wanted = serve.dirty_bitmap.iter().map(|bitmap| &bitmap.name);
-        match bitmaps.iter().map(|bitmap| &bitmap.name).eq(wanted) {
-            true => Ok(Bitmaps(bitmaps)),
-            false => {
-                let why = "the process that is taken over has others than the command line names";
-                Err(Failure::new("take over the dirty bitmaps of a disk", why))
-            }
-        }
-    }
-
     /// Returns whether there are any.
     #[inline]
     pub fn is_any(&self) -> bool {
@@ -207,8 +201,8 @@ impl Bitmaps {
         Shown { bitmaps: self, live: disk.map().filter(|_| disk.map_state() == Some(MapState::Kept)) }
     }
 
-    /// Returns a copy of the map in which the disk records its changes, if it is a part of any bitmap and stays one when
-    /// its interval is over.
+    /// Returns a copy of the map in which the disk records its changes, if it is a part of any bitmap and must stay one
+    /// when its interval is over.
     pub fn interval(&self, disk: &Disk<Image>) -> Option<ChangeMap> {
         let map = self.shown(disk).live?;
         self.0.iter().any(|bitmap| bitmap.rest == Rest::Map(map.id())).then(|| map.clone())

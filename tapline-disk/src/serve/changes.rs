@@ -64,9 +64,9 @@ impl Prepared {
         Ok(Prepared { path: path.to_owned(), open, is_new: true })
     }
 
-    /// Returns the map.
-    pub fn map(&self) -> &ChangeMap {
-        &self.open.map
+    /// Returns the id of the map.
+    pub fn id(&self) -> MapId {
+        self.open.map.id()
     }
 
     /// Opens the map of the process that is taken over, which continues in the same session.
@@ -95,6 +95,17 @@ impl Prepared {
             bitmaps: Bitmaps::default(),
         })
     }
+}
+
+/// Has the disk record its changes in the map, if there is one, and show these bitmaps.
+pub fn begin(
+    map: Option<Prepared>,
+    bitmaps: Bitmaps,
+    disk: &mut Disk<Image>,
+    engine: &mut Engine,
+) -> Result<Changes, Failure> {
+    let changes = map.map_or_else(|| Ok(Changes::default()), |map| map.begin(disk, engine))?;
+    Ok(Changes { bitmaps, ..changes })
 }
 
 /// Opens the layers, and the map of their changed blocks: that of the command line, or that of the process that is

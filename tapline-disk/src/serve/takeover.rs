@@ -28,7 +28,7 @@ pub struct Takeover {
     /// The map of changed blocks, if there is one.
     pub map: Option<PathBuf>,
     /// The dirty bitmaps of its clients.
-    pub bitmaps: Vec<Bitmap>,
+    bitmaps: Vec<Bitmap>,
     /// I/O statistics of the disk.
     counters: Counters,
     /// The limits of the disk.
@@ -112,6 +112,11 @@ impl PendingRelease {
 }
 
 impl Takeover {
+    /// Takes the dirty bitmaps out of it.
+    pub fn take_bitmaps(&mut self) -> Vec<Bitmap> {
+        std::mem::take(&mut self.bitmaps)
+    }
+
     /// Splits it into the statistics, the control socket, the server, and the pending release.
     pub fn parts(self) -> (Counters, Option<Listening>, Handover, PendingRelease) {
         let Takeover { channel, counters, control, server, .. } = self;

@@ -1,5 +1,5 @@
-//! Dirty bitmaps made of maps of changed blocks, as nbdinfo, qemu-img, libnbd and a client of ours see them: the same as
-//! `image changes` lists; while the disk is written to, nothing that was answered is missing.
+//! Dirty bitmaps made of maps of changed blocks, as nbdinfo, qemu-img, libnbd and a client of ours see them: the same
+//! as `image changes` lists; while the disk is written to, nothing that was answered is missing.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;

@@ -65,6 +65,9 @@ pub enum Command {
     BlockStatus = 7,
 }
 
+/// The id of a context, and successive runs: their lengths, and their flags in that context.
+pub type ContextRuns = (u32, Vec<(u64, u32)>);
+
 /// A structured reply chunk.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Chunk {
@@ -187,7 +190,7 @@ impl Connection {
     }
 
     /// The reply to a request for the extents of `len` bytes: for each context its id, and the runs with their flags.
-    pub fn block_status(&mut self, flags: u16, at: u64, len: u32) -> io::Result<Vec<(u32, Vec<(u64, u32)>)>> {
+    pub fn block_status(&mut self, flags: u16, at: u64, len: u32) -> io::Result<Vec<ContextRuns>> {
         self.request(Command::BlockStatus, flags, 7, at, len)?;
         let mut contexts = Vec::new();
         loop {

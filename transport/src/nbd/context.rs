@@ -1,28 +1,26 @@
 //! Metadata contexts ("Metadata querying"; QEMU's docs/interop/nbd.txt): their names and ids, and sets of them.
 //!
-//! It knows nothing about negotiation and replies, nor about what a bitmap means. Invariant: the id of a context depends
-//! only on its kind and, for a dirty bitmap, on its place in [`Export::bitmaps`], so clients that another process takes
-//! over keep their ids.
-
-use std::borrow::Cow;
+//! It knows nothing about exports, negotiation and replies, nor about what a bitmap means. Invariant: the id of a
+//! context depends only on its kind and, for a dirty bitmap, on its place in the export's list, so clients that another
+//! process takes over keep their ids.
 
 use disk::Span;
-
-use super::export::Export;
 
 /// The maximum number of dirty bitmaps of an export: each is a bit of the state that is handed over.
 pub const BITMAPS_MAX: usize = 16;
 /// The maximum length of a dirty bitmap's name, as in QEMU.
 pub const BITMAP_NAME_MAX: usize = 1023;
 
-const ALLOCATION: &str = "base:allocation";
-const DEPTH: &str = "qemu:allocation-depth";
-const BITMAP: &str = "qemu:dirty-bitmap:";
+pub(super) const ALLOCATION: &str = "base:allocation";
+pub(super) const DEPTH: &str = "qemu:allocation-depth";
+/// In front of the name of a bitmap.
+pub(super) const BITMAP: &str = "qemu:dirty-bitmap:";
 
-/// The dirty bitmaps of an export, in the order of [`Export::bitmaps`], as they are at one moment.
+/// The dirty bitmaps of an export ([`super::Export::bitmaps`]), as they are at one moment.
 pub trait Bitmaps {
-    /// Describes `span` from its beginning: the lengths of successive runs, and whether they are dirty. There is at
-    /// least one run, and at most `most`, each of at least one byte; the last may end before the span does.
+    /// Describes `span` in the bitmap with this index, from its beginning: the lengths of successive runs, and whether
+    /// they are dirty. There is at least one run, and at most `most`, each of at least one byte; the last may end
+    /// before the span does.
     fn runs(&self, index: usize, span: Span, most: usize) -> Vec<(u64, bool)>;
 }
 
@@ -138,16 +136,6 @@ impl FromIterator<Context> for Contexts {
 
 fn bit(context: Context) -> u32 {
     1u32.checked_shl(context.id()).unwrap_or(0)
-}
-
-impl Export {
-    /// The contexts that the export has, with their names.
-    pub(super) fn contexts(&self) -> impl Iterator<Item = (Context, Cow<'_, str>)> {
-        let bitmaps = self.bitmaps.iter().take(BITMAPS_MAX).enumerate();
-        let bitmaps = bitmaps.map(|(index, name)| (Context::Bitmap(index), Cow::Owned(format!("{BITMAP}{name}"))));
-        let depth = self.layered.then_some((Context::Depth, Cow::Borrowed(DEPTH)));
-        [(Context::Allocation, Cow::Borrowed(ALLOCATION))].into_iter().chain(depth).chain(bitmaps)
-    }
 }
 
 #[cfg(test)]

@@ -1,8 +1,10 @@
 //! The properties of the export that are announced to a client: name, size, block sizes and capabilities.
 
+use std::borrow::Cow;
+
 use disk::Geometry;
 
-use super::context::{BITMAP_NAME_MAX, BITMAPS_MAX, Contexts};
+use super::context::{ALLOCATION, BITMAP, BITMAP_NAME_MAX, BITMAPS_MAX, Context, Contexts, DEPTH};
 use super::error::BindError;
 use super::wire;
 
@@ -55,6 +57,14 @@ impl Export {
     /// Returns true if `name` is this export's name, or empty.
     pub(super) fn has_name(&self, name: &[u8]) -> bool {
         name.is_empty() || name == self.name.as_bytes()
+    }
+
+    /// The contexts that the export has, with their names.
+    pub(super) fn contexts(&self) -> impl Iterator<Item = (Context, Cow<'_, str>)> {
+        let bitmaps = self.bitmaps.iter().take(BITMAPS_MAX).enumerate();
+        let bitmaps = bitmaps.map(|(index, name)| (Context::Bitmap(index), Cow::Owned(format!("{BITMAP}{name}"))));
+        let depth = self.layered.then_some((Context::Depth, Cow::Borrowed(DEPTH)));
+        [(Context::Allocation, Cow::Borrowed(ALLOCATION))].into_iter().chain(depth).chain(bitmaps)
     }
 
     /// "Transmission flags".

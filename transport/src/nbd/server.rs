@@ -25,7 +25,7 @@ use super::handshake::OPTION_DATA_MAX;
 use super::listener::{Address, Listener};
 use super::memory_quota::MemoryQuota;
 use super::session::Session;
-use super::slot::{index_of, key, token_prefix};
+use super::slot::{free_slot, index_of, key, token_prefix};
 use crate::log::{Log, with_causes};
 use crate::{HandOver, Handover, HandoverError, Interest, KeepMemory, MemoryChange, ShowBitmaps, Watch, WatchKey};
 
@@ -252,7 +252,7 @@ impl Server {
 
     fn admit(&mut self, socket: OwnedFd, watch: &mut dyn Watch) {
         self.displace_oldest(watch);
-        let Some(index) = self.free_slot() else {
+        let Some(index) = free_slot(&mut self.connections, CONNECTIONS_MAX) else {
             return self.log.record(Event::LimitReached { limit: CONNECTIONS_MAX });
         };
         self.clients = self.clients.wrapping_add(1);
@@ -285,17 +285,6 @@ impl Server {
             self.disconnect(index, DisconnectReason::Displaced);
             self.process_deferred(watch);
         }
-    }
-
-    fn free_slot(&mut self) -> Option<usize> {
-        if let Some(index) = self.connections.iter().position(Option::is_none) {
-            return Some(index);
-        }
-        let index = self.connections.len();
-        (index < CONNECTIONS_MAX).then(|| {
-            self.connections.push(None);
-            index
-        })
     }
 }
 

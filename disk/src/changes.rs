@@ -320,7 +320,9 @@ impl ChangeMap {
         for next in maps {
             next.must_continue(&all)?;
             let mut next = next;
-            next.changed.iter_mut().zip(&all.changed).for_each(|(word, earlier)| *word |= earlier);
+            let spec = next.spec;
+            let words = next.changed.iter_mut().zip(&all.changed).enumerate();
+            words.for_each(|(region, (word, earlier))| *word |= earlier & whole(&spec, region));
             next.suspects += all.suspects;
             next.damaged += all.damaged;
             all = next;

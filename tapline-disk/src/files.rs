@@ -220,8 +220,8 @@ impl Files {
         match mark::end(&file) {
             Ok(None) => {}
             Ok(Some(map)) => say(format_args!(
-                "{} is opened for writing without --track: its map of changed blocks {map} is void, and will be \
-                 refused",
+                "{} is opened for writing without recording what changes in it: as the map of this image, the map of \
+                 changed blocks {map} is void, and will be refused",
                 path.display()
             )),
             // A process of the daemon works for another user than the owner, whose attributes it cannot see: its sender

@@ -45,13 +45,25 @@ impl ChangeMap {
         if self.spec.continues != Some(earlier.spec.id) {
             return mismatch(format!("map {this} does not continue map {that}: name all maps, the oldest first"));
         }
-        if self.spec.block != earlier.spec.block || self.spec.len < earlier.spec.len {
+        // The earlier one may be longer, although disks do not shrink: it was extended for a disk that did not grow.
+        if self.spec.block != earlier.spec.block {
+            let (own, other) = (self.spec.block, earlier.spec.block);
             return mismatch(format!(
-                "map {this} is of a disk of {} bytes in blocks of {}, the one before it of {} in blocks of {}",
-                self.spec.len, self.spec.block, earlier.spec.len, earlier.spec.block
+                "map {this} is in blocks of {own} bytes, and the one before it in blocks of {other}"
             ));
         }
         Ok(())
+    }
+
+    /// Forgets what lies behind `len` bytes: the map was extended for a disk that did not grow. The next header has the
+    /// new length.
+    pub fn shorten(&mut self, len: u64) {
+        self.spec.len = self.spec.len.min(len);
+        let regions = in_memory(self.spec.len.div_ceil(u64::from(self.spec.block) * u64::from(REGION)));
+        self.changed.truncate(regions);
+        let whole = self.whole(regions.saturating_sub(1));
+        self.changed.last_mut().into_iter().for_each(|word| *word &= whole);
+        self.stale.retain(|page| *page < super::page_count(regions));
     }
 }
 

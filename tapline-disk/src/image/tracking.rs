@@ -234,6 +234,8 @@ pub fn take_up(files: &Files, path: &Path, open: &mut OpenMap, len: u64, image: 
     let (old, new) = (open.map.session(), uuid::new().map_err(failed)?);
     // Whenever this is interrupted, the mark has the session of the map.
     mark_of(image, open.map.id(), &[old, new]).and_then(|mark| mark.set(image)).map_err(failed)?;
+    // A resize may have failed, or a power loss has undone it, after the map was extended.
+    open.map.shorten(len);
     let header = open.map.opened(new);
     write_synced::write(&mut open.file, &[vec![header]]).map_err(failed)?;
     mark_of(image, open.map.id(), &[new]).and_then(|mark| mark.set(image)).map_err(failed)

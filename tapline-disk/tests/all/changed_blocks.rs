@@ -433,3 +433,60 @@ fn a_snapshot_or_resize_that_is_killed_costs_no_change() {
         check(&room, maps, &before, chain);
     }
 }
+
+/// Makes a file immutable, also for those that have it open, or undoes that.
+fn set_immutable(room: &Room, name: &str, flag: &str) {
+    room.tool("chattr", &format!("{flag}i {}", room.file(name).display()));
+}
+
+/// A map that can be neither written nor made invalid, with its mark in an image that cannot be changed either.
+#[test]
+fn a_disk_with_a_doubtful_map_is_stopped_and_its_map_is_continued() {
+    let room = Room::new();
+    let image = room.image("raw", "64M");
+    let before = contents(&room, &image);
+    let mut disk = serve(&room, &format!("{image} --track m"));
+    write(&room, 0, 4096);
+    let mut client = Nbd::connect(&room.file("nbd.sock")).unwrap();
+    ["m", "a"].iter().for_each(|name| set_immutable(&room, name, "+"));
+    // It waits, since no intent can be written for its region.
+    let data = noise(1, 4096);
+    client.send(Command::Write, 32 << 20, data.len() as u64, &data).unwrap();
+    disk.wait_for("some writes WAIT");
+    disk.signal(Signal::TERM);
+    assert!(client.answer(0).is_err());
+    let said = disk.rest_of_log();
+    ["m", "a"].iter().for_each(|name| set_immutable(&room, name, "-"));
+    assert!(said.contains("1 requests that waited for the map of changed blocks have failed"), "{said}");
+    assert!(disk.child.wait().unwrap().code().is_some());
+    let disk = serve(&room, &format!("{image} --track m"));
+    write(&room, 8 << 20, 4096);
+    assert_eq!(disk.stop().0, Some(0));
+    check(&room, "m", &before, &image);
+}
+
+#[test]
+fn a_map_that_is_longer_than_its_disk_is_continued_and_joined() {
+    let room = Room::new();
+    let image = room.image("raw", "64M");
+    let disk = serve(&room, &format!("{image} --track m1"));
+    ask(&room, &json!({ "verb": "resize", "size": 80 << 20 }));
+    write(&room, 70 << 20, 4096);
+    kill(disk);
+    wait_for_storage(&room, &["a", "m1"]);
+    // As if the growth had failed, or a power loss had undone it.
+    File::options().write(true).open(room.file("a")).unwrap().set_len(64 << 20).unwrap();
+    let before = contents(&room, &image);
+    let disk = serve(&room, &format!("{image} --track m1"));
+    write(&room, 1 << 20, 4096);
+    let snapshot =
+        json!({ "verb": "snapshot", "to": format!("qcow2:{}", room.file("b").display()), "map": room.file("m2") });
+    ask(&room, &snapshot);
+    write(&room, 2 << 20, 4096);
+    ask(&room, &json!({ "verb": "resize", "size": 72 << 20 }));
+    write(&room, 71 << 20, 4096);
+    assert_eq!(disk.stop().0, Some(0));
+    assert_eq!(room.json("image changes m1")["size"], 64 << 20);
+    check(&room, "m1 m2", &before, "qcow2:b --parent raw:a");
+    assert!(named(&room, "m1").iter().all(|block| block * BLOCK < 64 << 20));
+}

@@ -236,7 +236,8 @@ fn contexts_are_listed_by_namespace_or_all() {
         let (_, replies) = send_option(&mut handshake, wire::OPT_LIST_META_CONTEXT, &context_query(queries));
         let (last, listed) = replies.split_last().unwrap();
         assert_eq!(*last, (wire::REP_ACK, Vec::new()));
-        let listed: Vec<_> = listed.iter().map(|(_, data)| (&data[..4], str::from_utf8(&data[4..]).unwrap())).collect();
+        let listed: Vec<_> =
+            listed.iter().map(|(_, data)| (&data[..4], std::str::from_utf8(&data[4..]).unwrap())).collect();
         assert_eq!(listed, expected.iter().map(|name| (&[0; 4][..], *name)).collect::<Vec<_>>(), "for {queries:?}");
     }
 }

@@ -5,6 +5,7 @@
 
 pub mod backup;
 mod confirm;
+mod dirty_bitmap;
 pub mod example;
 mod image;
 mod limit;
@@ -24,6 +25,7 @@ use control::share::{DEPTHS, WEIGHTS};
 use control::{CpuList, ImageName, POLLING_MAX_US, PollingMode, SizeRule, THREADS_MAX};
 
 pub use confirm::Confirm;
+pub use dirty_bitmap::DirtyBitmap;
 pub use image::{
     Bench, Changes, ChangesFormat, Check, Compact, Compare, Compress, Convert, Create, Flatten, ImageCommand, Info,
     Map, Measure, Merge, Pattern, Rebase, Replay, Resize, Snapshot, Speed,
@@ -121,6 +123,12 @@ pub struct Serve {
     /// NBD export name, in addition to the empty name [default: the image's name]
     #[arg(long, help_heading = "Transport", value_name = "NAME", requires = "nbd", value_parser = export_name)]
     pub nbd_export: Option<String>,
+    /// Offer to NBD clients which blocks have changed, as qemu:dirty-bitmap:NAME: the maps of changed blocks of
+    /// successive snapshots, the oldest first, the last one being that of the image, and of --track if the disk is
+    /// writable (docs/changed-blocks.md); repeatable
+    #[arg(long, help_heading = "Transport", value_name = "NAME=MAP[,MAP...]", requires = "nbd")]
+    #[arg(conflicts_with = "xen")]
+    pub dirty_bitmap: Vec<DirtyBitmap>,
     /// Be the backend of this disk of a Xen guest: 7/xvdb, or NAME/xvdb
     #[arg(long, help_heading = "Transport", value_name = "DOMAIN/VDEV")]
     pub xen: Option<XenDisk>,

@@ -22,6 +22,7 @@
 //! has too.
 
 mod layout;
+mod runs;
 #[cfg(test)]
 mod test;
 
@@ -325,28 +326,24 @@ impl ChangeMap {
             return Err(ImageError::new(ImageErrorKind::OutOfLimits, "there is no map of changed blocks"));
         };
         for next in maps {
-            let mismatch = |what: String| Err(ImageError::new(ImageErrorKind::Mismatch, what));
-            if next.spec.continues != Some(all.spec.id) {
-                let (this, that) = (hex(next.spec.id), hex(all.spec.id));
-                return mismatch(format!("map {this} does not continue map {that}: name all maps, the oldest first"));
-            }
-            if next.spec.block != all.spec.block || next.spec.len < all.spec.len {
-                return mismatch(format!(
-                    "map {} is of a disk of {} bytes in blocks of {}, the one before it of {} in blocks of {}",
-                    hex(next.spec.id),
-                    next.spec.len,
-                    next.spec.block,
-                    all.spec.len,
-                    all.spec.block
-                ));
-            }
+            next.must_continue(&all)?;
             let mut next = next;
-            next.changed.iter_mut().zip(&all.changed).for_each(|(word, earlier)| *word |= earlier);
+            let spec = next.spec;
+            let words = next.changed.iter_mut().zip(&all.changed).enumerate();
+            words.for_each(|(region, (word, earlier))| *word |= earlier & whole(&spec, region));
             next.suspects += all.suspects;
             next.damaged += all.damaged;
             all = next;
         }
         Ok(all)
+    }
+
+    /// The bytes of a file with this map, which names the same blocks: for another process.
+    pub fn contents(&self) -> Vec<MetaWrite> {
+        let mut writes = self.writes(0..page_count(self.changed.len()), |_| false);
+        let [at, _] = HEADERS_AT;
+        writes.push(MetaWrite { at, bytes: self.header(self.sequence, self.flags, self.spec.len) });
+        writes
     }
 
     /// The bits as `VDI.list_changed_blocks` of XenAPI has them: base64 of a byte for each eight blocks, the first one

@@ -2,14 +2,33 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use disk::{DiskOffset, Extent, ExtentKind, Geometry, Operation, Request, Status};
-use transport::nbd::{Export, MemoryQuota, Next, ProtocolError, Session};
+use disk::{DiskOffset, Extent, ExtentKind, Geometry, Operation, Request, Span, Status};
+use transport::nbd::{Bitmaps, Export, MemoryQuota, Next, ProtocolError, Session};
 
 const GEOMETRY: Geometry =
     Geometry { len: 1 << 20, block: 512, physical_block: 4096, discard: 4096, chs: None, read_only: false };
 
 fn export(geometry: Geometry) -> Export {
-    Export { name: "vdi".into(), description: "fuzzed".into(), geometry, layered: true }
+    let bitmaps = vec!["b".into(), "b:c".into()];
+    Export { name: "vdi".into(), description: "fuzzed".into(), geometry, layered: true, bitmaps }
+}
+
+/// Bitmaps in which blocks of 1 KiB, or of 512 bytes, are dirty in turn.
+struct Dirty;
+
+impl Bitmaps for Dirty {
+    fn runs(&self, index: usize, span: Span, most: usize) -> Vec<(u64, bool)> {
+        let block = 1024 >> index;
+        let ends = (1..).map(|nth| (span.at.0 / block + nth) * block);
+        let mut at = span.at.0;
+        let runs = ends.map_while(|end| {
+            let end = end.min(span.end().0);
+            let run = (end - at, at / block % 2 == 1);
+            at = end;
+            (run.0 > 0).then_some(run)
+        });
+        runs.take(most).collect()
+    }
 }
 
 /// Everything that the session has to say, as a client that reads at once gets it.
@@ -165,6 +184,8 @@ fn negotiate_deaf(begin: Begin, input: &[u8]) {
 /// - at most 128 requests and 64 MiB are under way, and a session that stalls goes on once they are answered;
 /// - each command whose last byte was sent is answered exactly once, in a form that fits it, unless the
 ///   connection has ended;
+/// - a block status is answered with a chunk for each context that it selects, in the order of their ids, whose runs
+///   are neither empty nor longer than the range, and which say of a bitmap what it is;
 /// - a read returns what the disk held when it was done.
 pub fn commands(input: &[u8]) {
     let Some((&setup, input)) = input.split_first() else { return };
@@ -191,6 +212,12 @@ struct Peer {
     received: Vec<u8>,
     /// Commands not answered, by cookie: kind, offset and length.
     open: BTreeMap<u64, (u16, u64, u64)>,
+    /// The ids of negotiated contexts.
+    contexts: Vec<u32>,
+    /// Those that a block status selects, if not all, and its range, by cookie.
+    selected: BTreeMap<u64, (Vec<u32>, u64)>,
+    /// The ids of contexts described so far in a reply of several chunks, by cookie.
+    described: BTreeMap<u64, Vec<u32>>,
     cookie: u64,
     /// Data that reads must return, by cookie.
     expected: BTreeMap<u64, Vec<u8>>,
@@ -220,6 +247,9 @@ impl Peer {
             unread: Vec::new(),
             received: Vec::new(),
             open: BTreeMap::new(),
+            contexts: Vec::new(),
+            selected: BTreeMap::new(),
+            described: BTreeMap::new(),
             cookie: 0,
             expected: BTreeMap::new(),
             sane: true,
@@ -229,8 +259,15 @@ impl Peer {
         if structured {
             let style = if extended { 11 } else { 8 };
             peer.send(&[&b"IHAVEOPT"[..], &[0, 0, 0, style, 0, 0, 0, 0]].concat());
-            let query = b"\0\0\0\0\0\0\0\x01\0\0\0\x0fbase:allocation";
-            peer.send(&[&b"IHAVEOPT"[..], &[0, 0, 0, 10, 0, 0, 0, 27], query].concat());
+            let names = ["base:allocation", "qemu:allocation-depth", "qemu:dirty-bitmap:b", "qemu:dirty-bitmap:b:c"];
+            let wanted = (1..).zip(names).filter(|(id, _)| *id == 1 || setup >> (3 + id) & 1 == 1);
+            let (ids, names): (Vec<u32>, Vec<&str>) = wanted.unzip();
+            let string = |name: &str| [&(name.len() as u32).to_be_bytes()[..], name.as_bytes()].concat();
+            let names: Vec<Vec<u8>> = names.into_iter().map(string).collect();
+            let query = [&[0; 4][..], &(names.len() as u32).to_be_bytes(), &names.concat()].concat();
+            peer.contexts = ids;
+            let head = [&[0, 0, 0, 10][..], &(query.len() as u32).to_be_bytes()].concat();
+            peer.send(&[&b"IHAVEOPT"[..], &head, &query].concat());
         }
         peer.send(&[&b"IHAVEOPT"[..], &[0, 0, 0, 7, 0, 0, 0, 6], &[0; 6]].concat());
         assert!(!peer.session.is_negotiating());
@@ -290,10 +327,17 @@ impl Peer {
         let flags = if kind == WRITE && tweak & 0x40 == 0 { flags | PAYLOAD_LEN } else { flags };
         // QEMU's writes have data without the flag.
         let has_data = kind == WRITE || flags & PAYLOAD_LEN != 0;
-        let selection = [&len.to_be_bytes()[..], &[0, 0, 0, 1 + tweak % 2]].concat();
+        // One context, or two of which the second is at times the same or not negotiated.
+        let ids = [1 + u32::from(fill / 8 % 5), 1 + u32::from(fill % 5)];
+        let ids = if tweak & 8 != 0 { &ids[..] } else { &ids[..1] };
+        let selection =
+            [&len.to_be_bytes()[..], &ids.iter().flat_map(|id| id.to_be_bytes()).collect::<Vec<_>>()].concat();
         let selects = has_data && kind == BLOCK_STATUS && tweak & 4 != 0;
         let wide = if has_data { 0 } else { u64::from(tweak & 0x20) << 35 };
-        let len = if selects { 12 } else { len + wide };
+        if selects {
+            self.selected.insert(self.cookie, (ids.to_vec(), len));
+        }
+        let len = if selects { selection.len() as u64 } else { len + wide };
         let [flags, kind_bytes] = [flags, kind].map(u16::to_be_bytes);
         let head = [&[0x21, 0xe4, 0x1c, 0x71], &flags[..], &kind_bytes, &self.cookie.to_be_bytes()].concat();
         let mut bytes = [&head[..], &at.to_be_bytes(), &len.to_be_bytes()].concat();
@@ -356,7 +400,7 @@ impl Peer {
                 self.expected.insert(key, request.asked_memory().to_vec());
             }
             let geometry = self.export.geometry;
-            self.session.complete(request, status, Some((&geometry, &mut self.requests)));
+            self.session.complete(request, status, &Dirty, Some((&geometry, &mut self.requests)));
         }
     }
 
@@ -414,7 +458,10 @@ impl Peer {
         let bytes = &self.received[at..];
         // A simple reply has its cookie where chunks have theirs.
         let cookie = u64::from_be_bytes(bytes[8..16].try_into().unwrap());
-        let command = self.open.remove(&cookie);
+        // All chunks but the last one of a reply lack the flag.
+        let is_simple = bytes[..4] == [0x67, 0x44, 0x66, 0x98];
+        let is_last = is_simple || bytes[5] & 1 == 1;
+        let command = if is_last { self.open.remove(&cookie) } else { self.open.get(&cookie).copied() };
         assert!(command.is_some() || !self.sane, "cookie {cookie} was answered twice, or never asked");
         let (kind, from, len) = command.unwrap_or((u16::MAX, 0, 0));
         let head = match bytes[..4] {
@@ -434,10 +481,21 @@ impl Peer {
             match chunk {
                 0 => assert_eq!(payload, 0),
                 1 => assert!(kind == READ && payload as u64 == len + 8 || !self.sane),
-                5 => assert!(!self.extended && (kind == BLOCK_STATUS && payload >= 12 || !self.sane)),
+                5 => {
+                    assert!(
+                        !self.extended && (kind == BLOCK_STATUS && payload >= 12 && payload % 8 == 4 || !self.sane)
+                    );
+                    let pairs = bytes[head + 4..head + payload].chunks(8);
+                    let runs = pairs.map(|pair| (word(pair, 0) as u64, word(pair, 4) as u64)).collect();
+                    self.context(cookie, is_last, word(bytes, head) as u32, (from, len), runs);
+                }
                 6 => {
                     assert!(self.extended && (kind == BLOCK_STATUS || !self.sane));
                     assert!(payload >= 24 && payload == 8 + 16 * word(bytes, head + 4));
+                    let number = |bytes: &[u8]| u64::from_be_bytes(bytes.try_into().unwrap());
+                    let pairs = bytes[head + 8..head + payload].chunks(16);
+                    let runs = pairs.map(|pair| (number(&pair[..8]), number(&pair[8..]))).collect();
+                    self.context(cookie, is_last, word(bytes, head) as u32, (from, len), runs);
                 }
                 0x8001 => {
                     let text = u16::from_be_bytes([bytes[head + 4], bytes[head + 5]]);
@@ -456,6 +514,29 @@ impl Peer {
             self.data(at + 16, data);
         }
         16 + data
+    }
+
+    /// Checks the runs of one context in the reply to a block status of `len` bytes at `from`, or to one that selects
+    /// contexts.
+    fn context(&mut self, cookie: u64, is_last: bool, id: u32, (from, len): (u64, u64), runs: Vec<(u64, u64)>) {
+        let (wanted, len) = match self.selected.get(&cookie) {
+            Some((ids, len)) => (self.contexts.iter().copied().filter(|id| ids.contains(id)).collect(), *len),
+            None => (self.contexts.clone(), len),
+        };
+        let described = self.described.entry(cookie).or_default();
+        described.push(id);
+        if is_last {
+            let described = self.described.remove(&cookie);
+            assert!(described == Some(wanted) || !self.sane, "contexts {described:?}");
+        }
+        let sum: u64 = runs.iter().map(|run| run.0).sum();
+        assert!(runs.iter().all(|run| run.0 > 0) && (sum <= len || !self.sane), "{sum} of {len}");
+        if id >= 3 && self.sane {
+            let span = Span { at: DiskOffset(from), len };
+            let expected = Dirty.runs((id - 3) as usize, span, runs.len());
+            let found: Vec<(u64, bool)> = runs.iter().map(|run| (run.0, run.1 == 1)).collect();
+            assert_eq!(found, expected, "bitmap {id}");
+        }
     }
 
     /// Compares a read's data with what the disk gave to the read that was answered first.

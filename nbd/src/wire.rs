@@ -105,6 +105,8 @@ pub const CHUNK_IS_ERROR: u16 = 1 << 15;
 // "Metadata contexts": `base:allocation`.
 pub const STATE_HOLE: u32 = 1 << 0;
 pub const STATE_ZERO: u32 = 1 << 1;
+/// In `qemu:dirty-bitmap:NAME` (QEMU's docs/interop/nbd.txt).
+pub const STATE_DIRTY: u32 = 1 << 0;
 
 /// "String values": no name or query is longer than this.
 pub const STRING_MAX: usize = 4096;

@@ -9,7 +9,7 @@ use std::io::{self, Read, Write};
 use backup::Reader;
 use disk::size::in_memory;
 use disk::{Extent, ExtentKind, Geometry, Operation, Request, Status};
-use transport::nbd::{Export, MemoryQuota, Next, Session};
+use transport::nbd::{AllDirty, Export, MemoryQuota, Next, Session};
 
 use crate::STDERR;
 
@@ -41,7 +41,7 @@ impl Exported {
             read_only: true,
         };
         let description = format!("backup of {}", control::printable(&record.label));
-        let export = Export { name: record.id.to_string(), description, geometry, layered: false };
+        let export = Export { name: record.id.to_string(), description, geometry, layered: false, bitmaps: Vec::new() };
         Exported { reader, export }
     }
 
@@ -59,7 +59,7 @@ impl Exported {
             let has_answered = !requests.is_empty() || !session.outgoing().is_empty();
             for mut request in requests.drain(..) {
                 let status = self.answer(&mut request);
-                session.complete(request, status, None);
+                session.complete(request, status, &AllDirty, None);
                 send(&mut session, stream, &mut staging)?;
             }
             send(&mut session, stream, &mut staging)?;

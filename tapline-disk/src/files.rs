@@ -222,8 +222,8 @@ impl Files {
         match mark::end(&file) {
             Ok(None) => {}
             Ok(Some(map)) => say(format_args!(
-                "{} is opened for writing without --track: its map of changed blocks {map} is void, and will be \
-                 refused",
+                "{} is opened for writing without recording what changes in it: as the map of this image, the map of \
+                 changed blocks {map} is void, and will be refused",
                 path.display()
             )),
             Err(source) => return Err(failed("end the tracking of changed blocks of", path, source)),

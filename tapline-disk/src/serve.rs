@@ -7,6 +7,7 @@
 
 mod address;
 pub mod admission;
+mod bitmaps;
 mod blkback_stats;
 mod changes;
 mod control;
@@ -55,7 +56,8 @@ use arguments::{GrantPolicy, LogicalBlock, PrintFor, Serve, WhenFull};
 use admission::Admission;
 use admission::limits::Limiter;
 use admission::share;
-use changes::Changes;
+use bitmaps::Wanted;
+use changes::Prepared;
 use event_loop::{EventLoop, Serving};
 use shaping::Shaping;
 use takeover::{Listening, PendingRelease, Takeover};
@@ -70,18 +72,18 @@ pub fn run(from: &Files, serve: &Serve, tls: Option<nbd::Tls>) -> Result<Exit, F
     if serve.image.format.is_read_only() {
         return Err(only_read(format!("serve {}", serve.image), &serve.image));
     }
-    let stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
-    let leave = Signal::to_leave().map_err(|error| Failure::new("handle SIGUSR2", error))?;
-    let report = Signal::to_report().map_err(|error| Failure::new("handle SIGUSR1", error))?;
+    let [stop, leave, report] = signals()?;
     if let Some(path) = &serve.stats {
         stats::open_file(path)
             .map_err(|error| Failure::new(format!("append statistics to {}", path.display()), error))?;
     }
     let guest = serve.xen.as_ref().map(|disk| guest::Claimed::find(from, serve, disk)).transpose()?;
     let read_only = serve.read_only || guest.as_ref().is_some_and(|guest| guest.read_only);
-    let taken = serve.take_over.then(|| Takeover::receive(from)).transpose()?;
+    let mut taken = serve.take_over.then(|| Takeover::receive(from)).transpose()?;
+    let wanted = Wanted::check(from, serve, read_only, taken.as_mut().map(Takeover::take_bitmaps))?;
     let handed = if taken.is_none() { Some(Sockets::find(from, serve)?) } else { None };
     let (layers, map) = changes::open(from, serve, taken.as_ref(), !read_only)?;
+    let bitmaps = wanted.open(from, &layers, map.as_ref().map(Prepared::id))?;
     serial::choose(serve, &layers);
     let block = serve.logical_block_size.map_or_else(|| layers.block(), LogicalBlock::bytes);
     let Layers { name, files, images, logs, unsettled, .. } = layers;
@@ -99,7 +101,7 @@ pub fn run(from: &Files, serve: &Serve, tls: Option<nbd::Tls>) -> Result<Exit, F
         if block > 512 { failure.advise("serve it with --logical-block-size 512") } else { failure }
     })?;
     let mut engine = engine(serve, &name, files, &shaping)?;
-    let changes = map.map_or_else(|| Ok(Changes::default()), |map| map.begin(&mut disk, &mut engine))?;
+    let changes = changes::begin(map, bitmaps, &mut disk, &mut engine)?;
     say(describe(&name, &disk, engine.kind()));
     shaping.line().iter().for_each(say);
     let polling = polling(serve, &counters);
@@ -132,6 +134,16 @@ pub fn run(from: &Files, serve: &Serve, tls: Option<nbd::Tls>) -> Result<Exit, F
             Err(Failure::new(format!("serve {name}"), "no transport is given").of_kind(Kind::Invalid))
         }
     }
+}
+
+/// Takes the signals to stop, to leave the client to another process, and to report statistics.
+fn signals() -> Result<[Signal; 3], Failure> {
+    let failed = |name: &'static str| move |error| Failure::new(format!("handle {name}"), error);
+    Ok([
+        Signal::to_stop().map_err(failed("SIGTERM"))?,
+        Signal::to_leave().map_err(failed("SIGUSR2"))?,
+        Signal::to_report().map_err(failed("SIGUSR1"))?,
+    ])
 }
 
 /// Rejects what a disk with an image at an NBD server does not have: successors need files that can be passed on.
@@ -341,7 +353,7 @@ fn serve_nbd(
     if serve.queues > 1 {
         say("--queues has no effect with --nbd: clients can open any number of connections");
     }
-    let export = export(serve, &serving.disk);
+    let export = nbd::Export { bitmaps: serving.changes.bitmaps.names(), ..export(serve, &serving.disk) };
     let server = match transport {
         Transport::TakenOver(server, rest) => {
             return resume(nbd::Server::taken_over(server, Path::new(address), export, tls), rest, serving);
@@ -409,7 +421,8 @@ fn export(serve: &Serve, disk: &Disk<Image>) -> nbd::Export {
     let file = || path()?.file_name().map(|name| name.to_string_lossy().into_owned());
     let name = serve.nbd_export.clone().or_else(file).unwrap_or_default();
     let layered = disk.layers().iter().any(|layer| !matches!(layer.format, Image::Raw(_)));
-    nbd::Export { name, description: serve.image.to_string(), geometry: disk.geometry(), layered }
+    let description = serve.image.to_string();
+    nbd::Export { name, description, geometry: disk.geometry(), layered, bitmaps: Vec::new() }
 }
 
 /// Announces where the disk is served: prints the requested configuration on stdout, and a message for people on

@@ -111,6 +111,11 @@ pub trait Server: disk::Transport {
         None
     }
 
+    /// The interface for dirty bitmaps, if the protocol has them.
+    fn shows_bitmaps(&mut self) -> Option<&mut dyn ShowBitmaps> {
+        None
+    }
+
     /// The interface for detaching the disk, if it is a guest's device.
     fn detaches(&mut self) -> Option<&mut dyn Detach> {
         None
@@ -141,6 +146,13 @@ pub trait HandOver {
 
     /// Ends the peers that the handover left out, after the other process has taken over.
     fn end_left_behind(&mut self);
+}
+
+/// A server whose peers can query dirty bitmaps of the disk, which its owner knows.
+pub trait ShowBitmaps {
+    /// Like [`disk::Transport::complete`], for [`disk::Operation::Extents`]; `bitmaps` are those of the export as they
+    /// are now. By the other method everything is described as dirty.
+    fn complete_with(&mut self, request: Request, status: disk::Status, bitmaps: &dyn nbd::Bitmaps);
 }
 
 /// A server that reuses the memory of answered requests for further ones.

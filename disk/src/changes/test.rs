@@ -133,7 +133,7 @@ fn successive_maps_are_joined_and_others_refused() {
     assert_eq!(extents(&joined), [(0, block), (65 * block, block)]);
     let refused = |first: &Spec, second: &Spec| ChangeMap::union(maps(first, second)).unwrap_err().what;
     assert!(refused(&spec(8 * MIB), &Spec { continues: None, ..next }).contains("does not continue"));
-    assert!(refused(&spec(64 * MIB), &next).contains("of a disk of"));
+    assert!(refused(&spec(8 * MIB), &Spec { block: BLOCK / 2, ..next }).contains("in blocks of"));
     assert!(ChangeMap::union([]).is_err());
 }
 
@@ -143,4 +143,35 @@ fn xapi_has_the_first_block_in_the_highest_bit() {
     // 1000_0010 1000_0000 0001_0000
     assert_eq!(map.to_xapi(), "goAQ");
     assert_eq!(BASE64_STANDARD.encode(b"foob"), "Zm9vYg==");
+}
+
+#[test]
+fn the_contents_of_a_map_are_a_file_that_names_the_same() {
+    let suspect = open(&with(&spec(300 * MIB + 512), &[0, 4800], &[3])).unwrap();
+    let mut bytes = vec![0xa5; in_memory(page_at(2).0)];
+    apply(&mut bytes, &suspect.contents());
+    let copy = open(&bytes).unwrap();
+    assert_eq!(extents(&copy), extents(&suspect));
+    assert_eq!((copy.id(), copy.len(), copy.suspects(), copy.damaged()), (suspect.id(), suspect.len(), 0, 0));
+}
+
+#[test]
+fn a_map_that_was_extended_for_a_disk_that_did_not_grow_is_shortened() {
+    let next = Spec { id: [8; 16], continues: Some(ID), len: 5 * MIB, block: BLOCK };
+    let (last, behind) = (79, 80);
+    let long = open(&with(&spec(300 * MIB), &[0, last, behind, 4000], &[])).unwrap();
+    let short = open(&with(&next, &[65], &[])).unwrap();
+    let block = u64::from(BLOCK);
+    let joined = [(0, block), (65 * block, block), (last * block, block)];
+    assert_eq!(extents(&ChangeMap::union([long.clone(), short]).unwrap()), joined);
+    let mut shortened = long;
+    shortened.shorten(5 * MIB);
+    assert_eq!((extents(&shortened), shortened.len()), (vec![(0, block), (last * block, block)], 5 * MIB));
+    // It is extended again later, and names nothing there.
+    let pages = shortened.make_room(300 * MIB).unwrap();
+    assert_eq!((pages, extents(&shortened).len()), (0..2, 2));
+    shortened.set_len(300 * MIB);
+    assert_eq!(extents(&shortened).len(), 2);
+    shortened.shorten(400 * MIB);
+    assert_eq!(shortened.len(), 300 * MIB);
 }

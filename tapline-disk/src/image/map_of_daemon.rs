@@ -53,6 +53,11 @@ impl EmptyMap {
         Ok(EmptyMap { file: tracking::open_passed(file, path)?, id, continues: None, session })
     }
 
+    /// Returns the id that the map gets.
+    pub fn id(&self) -> MapId {
+        self.id
+    }
+
     /// Makes the map, for a disk of `len` bytes that is not served and has this new image.
     pub fn begin_halted(self, files: &Files, image: &Path, len: u64) -> Result<MapId, Failure> {
         let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };

@@ -142,6 +142,25 @@ pub fn open(files: &Files, path: &Path) -> Result<OpenMap, Failure> {
     Ok(OpenMap { file, map })
 }
 
+/// Reading without a lock, also while a process writes: each sector of a map names all changes up to when it is read,
+/// and one that is read while it is written counts as changed throughout.
+pub const LOOK: OpenOptions = OpenOptions { write: false, cache: Cache::Writeback, lock: false };
+
+/// Opens a map to read it, without a lock.
+pub fn look(files: &Files, path: &Path) -> Result<ChangeMap, Failure> {
+    let mut file = files.open(path, LOOK).map_err(Failure::said)?;
+    read(path, &mut file)
+}
+
+/// Joins the maps of successive intervals, the oldest first.
+pub fn join(maps: Vec<ChangeMap>) -> Result<ChangeMap, Failure> {
+    ChangeMap::union(maps).map_err(|error| {
+        Failure::new("join the maps of changed blocks", error)
+            .of_kind(Kind::Invalid)
+            .advise("give the maps of successive snapshots of one disk, the oldest first, without a gap")
+    })
+}
+
 /// Reads a map, and explains why a file cannot be used as one.
 pub fn read(path: &Path, file: &mut ImageFile) -> Result<ChangeMap, Failure> {
     ChangeMap::open(file).map_err(|error| {
@@ -161,10 +180,16 @@ pub fn refused(path: &Path, why: impl Into<Box<dyn std::error::Error + Send + Sy
     )
 }
 
+/// Returns why a map cannot be that of a disk of `len` bytes. It may be longer: a power loss may have kept a disk from
+/// growing whose map was extended before.
+pub fn too_short(map: &ChangeMap, len: u64) -> Option<String> {
+    (map.len() < len).then(|| format!("it is of a disk of {} bytes, and this one has {len}", map.len()))
+}
+
 /// Returns why a map is not trusted; `opened` is the state of the image's file when it was opened.
 pub fn distrust(map: &ChangeMap, len: u64, image: &ImageFile, opened: Option<FileState>) -> io::Result<Option<String>> {
     let Some(found) = mark::read(image)? else {
-        return Ok(Some(too_small(map, len).unwrap_or_else(|| {
+        return Ok(Some(too_short(map, len).unwrap_or_else(|| {
             "the image is not marked as tracked: it is another image, was restored or replaced, or was opened for \
              writing without --track"
                 .into()
@@ -177,7 +202,7 @@ pub fn distrust(map: &ChangeMap, len: u64, image: &ImageFile, opened: Option<Fil
 /// Returns why a map is not trusted for a disk of `len` bytes whose image has this mark, and is or is not the file that
 /// was marked; `opened` is the state of the file when it was opened.
 pub fn mismatch(map: &ChangeMap, len: u64, (found, is_it): (&Mark, bool), opened: Option<FileState>) -> Option<String> {
-    if let Some(why) = too_small(map, len) {
+    if let Some(why) = too_short(map, len) {
         return Some(why);
     }
     let why = match () {
@@ -195,9 +220,17 @@ pub fn mismatch(map: &ChangeMap, len: u64, (found, is_it): (&Mark, bool), opened
     Some(why)
 }
 
-/// A power loss may have kept a disk from growing whose map was extended before.
-fn too_small(map: &ChangeMap, len: u64) -> Option<String> {
-    (map.len() < len).then(|| format!("it is of a disk of {} bytes, and this one has {len}", map.len()))
+/// Fails unless all writes to an image of `len` bytes since the map at `path` was begun are known to be recorded in it.
+pub fn must_be_of(name: &ImageName, image: &ImageFile, len: u64, path: &Path, map: &ChangeMap) -> Result<(), Failure> {
+    let tried = || format!("use the map of changed blocks {} for {name}", path.display());
+    let failed = |error: io::Error| Failure::new(tried(), error);
+    let state = mark::state(image).map_err(failed)?;
+    match distrust(map, len, image, Some(state)).map_err(failed)? {
+        None => Ok(()),
+        Some(why) => Err(Failure::new(tried(), why)
+            .of_kind(Kind::State)
+            .advise("make a full backup, and start a new map: serve --track with the name of a new file")),
+    }
 }
 
 /// Takes a map up in a new session, if it is trusted; durable before this returns.
@@ -210,6 +243,8 @@ pub fn take_up(files: &Files, path: &Path, open: &mut OpenMap, len: u64, image: 
     let (old, new) = (open.map.session(), uuid::new().map_err(failed)?);
     // Whenever this is interrupted, the mark has the session of the map.
     mark_of(image, open.map.id(), &[old, new]).and_then(|mark| mark::set(&mark, image)).map_err(failed)?;
+    // A resize may have failed, or a power loss has undone it, after the map was extended.
+    open.map.shorten(len);
     let header = open.map.opened(new);
     write_synced::write(&mut open.file, &[vec![header]]).map_err(failed)?;
     mark_of(image, open.map.id(), &[new]).and_then(|mark| mark::set(&mark, image)).map_err(failed)

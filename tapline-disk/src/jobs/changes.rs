@@ -1,7 +1,6 @@
 //! `image changes`: lists the ranges of a disk that may have changed, by its maps of changed blocks.
 //!
-//! Maps are read without a lock, also while a process writes them: each sector of a map names all changes up to when it
-//! is read, and one that is read while it is written counts as changed throughout.
+//! Whether a map can be trusted is in [`tracking`].
 
 use std::path::Path;
 
@@ -9,21 +8,17 @@ use control::size::readable;
 use control::tracking::{ChangedRange, ExpectedMap, ExpectedMaps, ListedChanges, Proof};
 use control::{ImageName, Kind};
 use disk::changes::ChangeMap;
-use uring::{Cache, OpenOptions};
 
 use crate::files::Files;
-use crate::files::mark::{self, hex};
-use crate::image::tracking;
+use crate::files::mark::hex;
+use crate::image::tracking::{self, LOOK};
 use crate::process::failure::{Exit, Failure};
 use crate::process::output;
 use arguments::{Changes, ChangesFormat};
 
-/// Reading without a lock.
-const LOOK: OpenOptions = OpenOptions { write: false, cache: Cache::Writeback, lock: false };
-
 /// Runs `image changes`.
 pub fn run(files: &Files, changes: &Changes) -> Result<Exit, Failure> {
-    let maps: Vec<ChangeMap> = changes.maps.iter().map(|path| read(files, path)).collect::<Result<_, _>>()?;
+    let maps: Vec<ChangeMap> = changes.maps.iter().map(|path| tracking::look(files, path)).collect::<Result<_, _>>()?;
     let ids = maps.iter().map(|map| hex(&map.id())).collect();
     if let Some(ExpectedMaps(expected)) = &changes.expect {
         check_expected(&maps, expected)?;
@@ -31,11 +26,7 @@ pub fn run(files: &Files, changes: &Changes) -> Result<Exit, Failure> {
     if let (Some(image), Some((path, map))) = (&changes.image, changes.maps.last().zip(maps.last())) {
         check(files, image, path, map)?;
     }
-    let all = ChangeMap::union(maps).map_err(|error| {
-        Failure::new("join the maps of changed blocks", error)
-            .of_kind(Kind::Invalid)
-            .advise("give the maps of successive snapshots of one disk, the oldest first, without a gap")
-    })?;
+    let all = tracking::join(maps)?;
     let (is_xapi, ranges) = (changes.format == Some(ChangesFormat::Xapi), || {
         all.extents().map(|span| ChangedRange { start: span.at.0, length: span.len }).collect::<Vec<_>>()
     });
@@ -67,23 +58,10 @@ pub fn run(files: &Files, changes: &Changes) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-fn read(files: &Files, path: &Path) -> Result<ChangeMap, Failure> {
-    let mut file = files.open(path, LOOK).map_err(Failure::said)?;
-    tracking::read(path, &mut file)
-}
-
 /// Fails unless all writes to the image since the map was begun are known to be recorded in it.
 fn check(files: &Files, image: &ImageName, path: &Path, map: &ChangeMap) -> Result<(), Failure> {
     let file = files.open(image.path(), LOOK).map_err(Failure::said)?;
-    let tried = || format!("use the map of changed blocks {} for {image}", path.display());
-    let failed = |error: std::io::Error| Failure::new(tried(), error);
-    let state = mark::state(&file).map_err(failed)?;
-    match tracking::distrust(map, 0, &file, Some(state)).map_err(failed)? {
-        None => Ok(()),
-        Some(why) => Err(Failure::new(tried(), why)
-            .of_kind(Kind::State)
-            .advise("make a full backup, and start a new map: serve --track with the name of a new file")),
-    }
+    tracking::must_be_of(image, &file, 0, path, map)
 }
 
 /// Fails unless the maps are those that a daemon has recorded, and name all changes of their intervals.

@@ -22,6 +22,7 @@ use crate::image::map_of_daemon::{Chosen, Daemon, EmptyMap, VOID_LOG};
 use crate::image::tracking::{self, OpenMap};
 use crate::process::failure::Failure;
 use crate::process::log::say;
+use crate::serve::bitmaps::Bitmaps;
 use crate::serve::takeover::Takeover;
 
 /// What is to be done after a map was lost.
@@ -93,6 +94,14 @@ impl Prepared {
         Ok(Some(Prepared { path, map, daemon: Some(daemon) }))
     }
 
+    /// Returns the id of the map.
+    pub fn id(&self) -> MapId {
+        match &self.map {
+            Start::Continued(open) | Start::New(open) => open.map.id(),
+            Start::Empty(empty) => empty.id(),
+        }
+    }
+
     /// Opens the map of the process that is taken over, which continues in the same session.
     pub fn taken_over(files: &Files, path: &Path) -> Result<Prepared, Failure> {
         Ok(Prepared { path: path.to_owned(), map: Start::Continued(tracking::open(files, path)?), daemon: None })
@@ -123,8 +132,20 @@ impl Prepared {
         Ok(Changes {
             current: Some(Current { path, file: Some(file), id, continues, said: MapState::Kept }),
             sealing: Vec::new(),
+            bitmaps: Bitmaps::default(),
         })
     }
+}
+
+/// Has the disk record its changes in the map, if there is one, and show these bitmaps.
+pub fn begin(
+    map: Option<Prepared>,
+    bitmaps: Bitmaps,
+    disk: &mut Disk<Image>,
+    engine: &mut Engine,
+) -> Result<Changes, Failure> {
+    let changes = map.map_or_else(|| Ok(Changes::default()), |map| map.begin(disk, engine))?;
+    Ok(Changes { bitmaps, ..changes })
 }
 
 /// Opens the layers, and the map of their changed blocks: that of the command line or of the daemon, or that of the
@@ -196,6 +217,8 @@ pub struct Changes {
     current: Option<Current>,
     /// Maps of earlier intervals that are being sealed.
     sealing: Vec<FileId>,
+    /// The maps that clients see as dirty bitmaps.
+    pub bitmaps: Bitmaps,
 }
 
 #[derive(Debug)]
@@ -243,6 +266,9 @@ impl Changes {
             return;
         }
         let name = current.path.display();
+        if state != MapState::Kept {
+            self.bitmaps.lose();
+        }
         match state {
             MapState::Kept => {}
             MapState::Invalid => {
@@ -290,6 +316,7 @@ impl Changes {
     pub fn ending(&mut self) {
         let Some(current) = &mut self.current else { return };
         say(format_args!("changed blocks are no longer recorded at a client's request: {}", current.path.display()));
+        self.bitmaps.lose();
         current.said = MapState::Invalid;
     }
 

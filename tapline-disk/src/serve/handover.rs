@@ -30,6 +30,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 
 use super::admission::limits;
+use super::bitmaps::Rest;
 use super::shaping::Shaping;
 use crate::files::passed::descriptors_of;
 use crate::serve::stats::Counters;
@@ -66,6 +67,16 @@ pub enum Message {
     Changes {
         /// The path of its file.
         path: PathBuf,
+    },
+    /// A dirty bitmap, in the order in which clients know them. One descriptor if intervals of it are over: a map of
+    /// them. A program that does not know the message does not take over.
+    Bitmap {
+        /// Its name.
+        name: String,
+        /// Whether intervals of it are over.
+        over: bool,
+        /// How it continues.
+        rest: Rest,
     },
     /// I/O statistics of the disk. No descriptors.
     Counters(Box<Counters>),
@@ -205,6 +216,7 @@ fn wanted(message: &Message) -> Option<usize> {
         // An invalid name is rejected by the receiver.
         Message::Layer { name, .. } => Some(name.parse::<ImageName>().map_or(1, |name| name.paths().count())),
         Message::Log { .. } | Message::Changes { .. } | Message::Listener { .. } => Some(1),
+        Message::Bitmap { over, .. } => Some(usize::from(*over)),
         Message::Peer { .. } => None,
         _ => Some(0),
     }

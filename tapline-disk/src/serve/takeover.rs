@@ -12,6 +12,7 @@ use control::{ImageName, Kind};
 use transport::{Handover, Parcel};
 
 use super::admission::limits;
+use super::bitmaps::{self, Bitmap};
 use super::handover::{Channel, ChannelError, Message};
 use super::shaping::Shaping;
 use crate::files::{Files, Handed, HandedFile};
@@ -26,6 +27,8 @@ pub struct Takeover {
     pub layers: Vec<ImageName>,
     /// The map of changed blocks, if there is one.
     pub map: Option<PathBuf>,
+    /// The dirty bitmaps of its clients.
+    bitmaps: Vec<Bitmap>,
     /// I/O statistics of the disk.
     counters: Counters,
     /// The limits of the disk.
@@ -52,6 +55,7 @@ pub struct Listening {
 struct Received {
     layers: Vec<ImageName>,
     map: Option<PathBuf>,
+    bitmaps: Vec<Bitmap>,
     files: Handed,
     counters: Option<Counters>,
     limits: Option<limits::Handed>,
@@ -82,12 +86,12 @@ impl Takeover {
                 message => received.take(message, descriptors).map_err(failed)?,
             }
         }
-        let Received { layers, map, files, counters, limits, shaping, control, listener, peers } = received;
+        let Received { layers, map, bitmaps, files, counters, limits, shaping, control, listener, peers } = received;
         let (Some(counters), Some(limits), Some(shaping)) = (counters, limits, shaping) else { return Err(missing()) };
         let (Some(Listening { socket, bound }), false) = (listener, layers.is_empty()) else { return Err(missing()) };
         from.make_available(files);
         let server = Handover { listener: socket, bound, peers };
-        Ok(Takeover { channel, layers, map, counters, limits, shaping, control, server })
+        Ok(Takeover { channel, layers, map, bitmaps, counters, limits, shaping, control, server })
     }
 }
 
@@ -108,6 +112,11 @@ impl PendingRelease {
 }
 
 impl Takeover {
+    /// Takes the dirty bitmaps out of it.
+    pub fn take_bitmaps(&mut self) -> Vec<Bitmap> {
+        std::mem::take(&mut self.bitmaps)
+    }
+
     /// Splits it into the statistics, the control socket, the server, and the pending release.
     pub fn parts(self) -> (Counters, Option<Listening>, Handover, PendingRelease) {
         let Takeover { channel, counters, control, server, .. } = self;
@@ -132,6 +141,11 @@ impl Received {
                 let file = HandedFile::checked(path.clone(), true, descriptor);
                 file.and_then(|file| self.files.add(file)).map_err(ChannelError::Strange)?;
                 self.map = Some(path);
+            }
+            (Message::Bitmap { name, rest, .. }, file) => {
+                let over =
+                    file.map(|file| bitmaps::received(&name, file)).transpose().map_err(ChannelError::Strange)?;
+                self.bitmaps.push(Bitmap { name, over, rest });
             }
             (Message::Log { name }, Some(descriptor)) => {
                 // Only its last component is ever used.

@@ -22,7 +22,7 @@ use crate::tool::replaced::{Replaced, wait_until_gone};
 use crate::tool::served::Disk;
 use crate::tool::{Room, from_environment, noise};
 
-const BLOCK: usize = 64 << 10;
+pub const BLOCK: usize = 64 << 10;
 /// The requests in flight of a writer.
 const DEPTH: usize = 8;
 const MARK: &str = "user.tapline.changes";
@@ -79,7 +79,7 @@ fn wait_for_storage(room: &Room, names: &[&str]) {
     }
 }
 
-fn serve(room: &Room, words: &str) -> Disk {
+pub fn serve(room: &Room, words: &str) -> Disk {
     // A killed process leaves its sockets.
     for socket in ["nbd.sock", "control.sock"] {
         fs::remove_file(room.file(socket)).ok();
@@ -93,7 +93,7 @@ fn kill(disk: Disk) {
     disk.child.wait().unwrap();
 }
 
-fn ask(room: &Room, request: &Value) -> Value {
+pub fn ask(room: &Room, request: &Value) -> Value {
     Control::connect(&room.file("control.sock")).done(request)
 }
 
@@ -120,7 +120,7 @@ fn differing(before: &[u8], after: &[u8]) -> Vec<usize> {
 }
 
 /// Blocks that maps name.
-fn named(room: &Room, maps: &str) -> Vec<usize> {
+pub fn named(room: &Room, maps: &str) -> Vec<usize> {
     let listed = room.json(&format!("image changes {maps}"));
     let ranges = listed["ranges"].as_array().unwrap().iter();
     let blocks = |range: &Value| {
@@ -138,12 +138,12 @@ fn check(room: &Room, maps: &str, before: &[u8], image: &str) -> (usize, usize) 
     (differing.len(), named.len())
 }
 
-fn refused(room: &Room, words: &str, why: &str) {
+pub fn refused(room: &Room, words: &str, why: &str) {
     let said = room.tapline(&format!("serve {words} --nbd refused.sock"));
     assert!(said.code != Some(0) && said.err.contains(why), "{words}: {said:?}");
 }
 
-fn write(room: &Room, at: u64, len: usize) {
+pub fn write(room: &Room, at: u64, len: usize) {
     let mut client = Nbd::connect(&room.file("nbd.sock")).unwrap();
     client.write(at, &noise(at + 1, len)).unwrap();
 }
@@ -302,7 +302,11 @@ fn a_snapshot_begins_the_next_map_and_the_old_one_is_complete() {
     assert_eq!(disk.stop().0, Some(0));
     let chain = "qcow2:c --parent qcow2:b --parent qcow2:a";
     let is_marked = |name: &str| getxattr(room.file(name), MARK, &mut [0; 1024][..]).is_ok();
-    assert_eq!(["a", "b", "c"].map(is_marked), [false, false, true]);
+    // The map of the first interval has ended with its image; that of the second continues on the third.
+    assert_eq!(["a", "b", "c"].map(is_marked), [true, false, true]);
+    room.done("image changes m1 --image qcow2:a");
+    let other = room.tapline("image changes m2 --image qcow2:a");
+    assert!(other.err.contains("tracked by another map"), "{other:?}");
     assert_eq!(named(&room, "m1"), [16]);
     assert_eq!(named(&room, "m2"), [320, 480, 1600]);
     assert_eq!(check(&room, "m1 m2", &before, chain), (4, 4));
@@ -428,4 +432,61 @@ fn a_snapshot_or_resize_that_is_killed_costs_no_change() {
         wait_for_storage(&room, &["a", "b", "m1", "m2"]);
         check(&room, maps, &before, chain);
     }
+}
+
+/// Makes a file immutable, also for those that have it open, or undoes that.
+fn set_immutable(room: &Room, name: &str, flag: &str) {
+    room.tool("chattr", &format!("{flag}i {}", room.file(name).display()));
+}
+
+/// A map that can be neither written nor made invalid, with its mark in an image that cannot be changed either.
+#[test]
+fn a_disk_with_a_doubtful_map_is_stopped_and_its_map_is_continued() {
+    let room = Room::new();
+    let image = room.image("raw", "64M");
+    let before = contents(&room, &image);
+    let mut disk = serve(&room, &format!("{image} --track m"));
+    write(&room, 0, 4096);
+    let mut client = Nbd::connect(&room.file("nbd.sock")).unwrap();
+    ["m", "a"].iter().for_each(|name| set_immutable(&room, name, "+"));
+    // It waits, since no intent can be written for its region.
+    let data = noise(1, 4096);
+    client.send(Command::Write, 32 << 20, data.len() as u64, &data).unwrap();
+    disk.wait_for("some writes WAIT");
+    disk.signal(Signal::TERM);
+    assert!(client.answer(0).is_err());
+    let said = disk.rest_of_log();
+    ["m", "a"].iter().for_each(|name| set_immutable(&room, name, "-"));
+    assert!(said.contains("1 requests that waited for the map of changed blocks have failed"), "{said}");
+    assert!(disk.child.wait().unwrap().code().is_some());
+    let disk = serve(&room, &format!("{image} --track m"));
+    write(&room, 8 << 20, 4096);
+    assert_eq!(disk.stop().0, Some(0));
+    check(&room, "m", &before, &image);
+}
+
+#[test]
+fn a_map_that_is_longer_than_its_disk_is_continued_and_joined() {
+    let room = Room::new();
+    let image = room.image("raw", "64M");
+    let disk = serve(&room, &format!("{image} --track m1"));
+    ask(&room, &json!({ "verb": "resize", "size": 80 << 20 }));
+    write(&room, 70 << 20, 4096);
+    kill(disk);
+    wait_for_storage(&room, &["a", "m1"]);
+    // As if the growth had failed, or a power loss had undone it.
+    File::options().write(true).open(room.file("a")).unwrap().set_len(64 << 20).unwrap();
+    let before = contents(&room, &image);
+    let disk = serve(&room, &format!("{image} --track m1"));
+    write(&room, 1 << 20, 4096);
+    let snapshot =
+        json!({ "verb": "snapshot", "to": format!("qcow2:{}", room.file("b").display()), "map": room.file("m2") });
+    ask(&room, &snapshot);
+    write(&room, 2 << 20, 4096);
+    ask(&room, &json!({ "verb": "resize", "size": 72 << 20 }));
+    write(&room, 71 << 20, 4096);
+    assert_eq!(disk.stop().0, Some(0));
+    assert_eq!(room.json("image changes m1")["size"], 64 << 20);
+    check(&room, "m1 m2", &before, "qcow2:b --parent raw:a");
+    assert!(named(&room, "m1").iter().all(|block| block * BLOCK < 64 << 20));
 }

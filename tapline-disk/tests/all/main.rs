@@ -11,6 +11,7 @@ mod control_vhost;
 mod data_file;
 mod depths;
 mod device;
+mod dirty_bitmaps;
 mod failed_sync;
 mod fatal;
 mod fileless;

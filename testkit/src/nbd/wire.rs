@@ -65,6 +65,9 @@ pub enum Command {
     BlockStatus = 7,
 }
 
+/// The id of a context, and successive runs: their lengths, and their flags in that context.
+pub type ContextRuns = (u32, Vec<(u64, u32)>);
+
 /// A structured reply chunk.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Chunk {
@@ -157,6 +160,55 @@ impl Connection {
         connection.expect(ACK)?;
         connection.go()?;
         Ok(connection)
+    }
+
+    /// Ready for requests with structured replies, or with extended headers, and these contexts; returns their ids.
+    pub fn with_contexts(socket: &Path, extended: bool, names: &[&str]) -> io::Result<(Connection, Vec<u32>)> {
+        let mut connection = Connection::greeted(socket)?;
+        connection.option(if extended { OPTION_EXTENDED_HEADERS } else { OPTION_STRUCTURED_REPLY }, &[])?;
+        connection.expect(ACK)?;
+        let count = |len: usize| u32::try_from(len).unwrap_or(u32::MAX).to_be_bytes();
+        let queries = names.iter().flat_map(|name| [&count(name.len())[..], name.as_bytes()].concat());
+        let query = [&[0; 4][..], &count(names.len()), &queries.collect::<Vec<u8>>()].concat();
+        connection.option(OPTION_SET_META_CONTEXT, &query)?;
+        let mut found = Vec::new();
+        loop {
+            match connection.option_reply()? {
+                (META_CONTEXT, context) => found.push(context),
+                (ACK, _) => break,
+                (refused, _) => return Err(wrong(&format!("contexts are refused: {refused:#x}"))),
+            }
+        }
+        let id_of = |name: &&str| {
+            let context = found.iter().find(|context| context.get(4..) == Some(name.as_bytes()));
+            let id = context.and_then(|context| context.first_chunk()).map(|id| u32::from_be_bytes(*id));
+            id.ok_or_else(|| wrong(&format!("there is no context {name}")))
+        };
+        let ids = names.iter().map(id_of).collect::<io::Result<_>>()?;
+        connection.go()?;
+        Ok((connection, ids))
+    }
+
+    /// The reply to a request for the extents of `len` bytes: for each context its id, and the runs with their flags.
+    pub fn block_status(&mut self, flags: u16, at: u64, len: u32) -> io::Result<Vec<ContextRuns>> {
+        self.request(Command::BlockStatus, flags, 7, at, len)?;
+        let mut contexts = Vec::new();
+        loop {
+            let head = self.array::<20>()?;
+            // NBD_REPLY_TYPE_BLOCK_STATUS.
+            let [0x66, 0x8e, 0x33, 0xef, 0, is_last, 0, 5, .., a, b, c, d] = head else {
+                return Err(wrong(&format!("this is no block status: {head:x?}")));
+            };
+            let payload = self.receive(usize::try_from(u32::from_be_bytes([a, b, c, d])).unwrap_or(usize::MAX))?;
+            let words = payload.chunks(4).map(|word| word.iter().fold(0u32, |all, byte| all << 8 | u32::from(*byte)));
+            let words: Vec<u32> = words.collect();
+            let Some((id, runs)) = words.split_first() else { return Err(wrong("a block status without a context")) };
+            let runs = runs.chunks_exact(2).map(|run| (run.first(), run.last()));
+            contexts.push((*id, runs.filter_map(|(len, flags)| Some((u64::from(*len?), *flags?))).collect()));
+            if is_last == 1 {
+                return Ok(contexts);
+            }
+        }
     }
 
     /// Begins the transmission phase with the default export; returns its size.

@@ -3,12 +3,13 @@
 //! Pure functions of the bytes, the export's geometry and the negotiated options. Invariant: a request in
 //! [`Verdict::Serve`] is accepted by `Request::new`.
 
+use disk::size::in_memory;
 use disk::{DiskOffset, Geometry, Operation, Span};
 use zerocopy::FromBytes;
 
+use super::context::{Context, Contexts};
 use super::error::ProtocolError;
 use super::export::{Negotiated, REQUEST_MAX};
-use super::handshake::{ALLOCATION_ID, DEPTH_ID};
 use super::origin::Origin;
 use super::wire::{self, Errno, ExtendedRequestHeader, RequestHeader};
 
@@ -68,27 +69,26 @@ impl Header {
     /// Returns the number of bytes of data of a BLOCK_STATUS that selects contexts. Other lengths are those of no
     /// selection that could be served.
     pub(super) fn selection(&self, negotiated: Negotiated) -> Option<usize> {
-        let selects = self.kind == wire::CMD_BLOCK_STATUS && negotiated.extended && negotiated.has_contexts();
-        [SELECTION + 4, SELECTION + 8].into_iter().find(|len| selects && usize::try_from(self.data) == Ok(*len))
+        let len = in_memory(self.data.into());
+        let ids = len.checked_sub(SELECTION).filter(|ids| ids % ID == 0)? / ID;
+        let selects = self.kind == wire::CMD_BLOCK_STATUS && negotiated.extended;
+        (selects && (1..=negotiated.contexts.len()).contains(&ids)).then_some(len)
     }
 
     /// Returns the header of a BLOCK_STATUS as if it had no data, and the negotiated options with the contexts that are
     /// selected by `data`; `None` if a context is selected twice, or was not negotiated.
     pub(super) fn select(self, data: &[u8], negotiated: Negotiated) -> Option<(Header, Negotiated)> {
         let (len, ids) = data.split_first_chunk()?;
-        let mut selected = Negotiated { allocation: false, depth: false, ..negotiated };
-        for id in ids.chunks(4) {
-            let (context, is_offered) = match u32::from_be_bytes(id.try_into().ok()?) {
-                ALLOCATION_ID => (&mut selected.allocation, negotiated.allocation),
-                DEPTH_ID => (&mut selected.depth, negotiated.depth),
-                _ => return None,
-            };
-            if !is_offered || std::mem::replace(context, true) {
+        let mut contexts = Contexts::default();
+        for id in ids.chunks(ID) {
+            let context = Context::of_id(u32::from_be_bytes(id.try_into().ok()?))?;
+            if !negotiated.contexts.has(context) || contexts.has(context) {
                 return None;
             }
+            contexts = contexts.with(context);
         }
         let flags = self.flags & !wire::CMD_FLAG_PAYLOAD_LEN;
-        Some((Header { flags, len: u64::from_be_bytes(*len), data: 0, ..self }, selected))
+        Some((Header { flags, len: u64::from_be_bytes(*len), data: 0, ..self }, Negotiated { contexts, ..negotiated }))
     }
 }
 
@@ -100,6 +100,8 @@ const PART_MAX: u64 = 1 << 32;
 
 /// The length of a selection of contexts ("NBD_CMD_BLOCK_STATUS") in front of their ids.
 const SELECTION: usize = size_of::<u64>();
+/// The length of an id in it.
+const ID: usize = size_of::<u32>();
 
 /// The result of validating a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,8 +195,9 @@ fn operation(kind: u16, flags: u16, negotiated: Negotiated) -> Option<(Operation
         }
         // Only the location of data can be cached in advance, not the data itself.
         wire::CMD_CACHE => Some((Operation::Extents { depths: false }, 0)),
-        wire::CMD_BLOCK_STATUS if negotiated.has_contexts() => {
-            Some((Operation::Extents { depths: negotiated.depth }, wire::CMD_FLAG_REQ_ONE))
+        wire::CMD_BLOCK_STATUS if !negotiated.contexts.is_empty() => {
+            let depths = negotiated.contexts.has(Context::Depth);
+            Some((Operation::Extents { depths }, wire::CMD_FLAG_REQ_ONE))
         }
         _ => None,
     }
@@ -256,7 +259,7 @@ mod test {
 
     const GEOMETRY: Geometry =
         Geometry { len: 1 << 30, block: 512, physical_block: 4096, discard: 4096, chs: None, read_only: false };
-    const ALL: Negotiated = Negotiated { structured: true, extended: false, allocation: true, depth: true };
+    const ALL: Negotiated = Negotiated { structured: true, extended: false, contexts: Contexts::BOTH };
 
     fn validate_with(kind: u16, flags: u16, at: u64, len: u32) -> Verdict {
         validate_on(&GEOMETRY, ALL, kind, flags, at, len)
@@ -426,14 +429,19 @@ mod test {
             header.selection(negotiated).filter(|needed| *needed == data.len())?;
             let (header, selected) = header.select(&data, negotiated)?;
             assert_eq!((header.flags, header.len), (0, 1 << 33));
-            Some((selected.allocation, selected.depth))
+            Some(selected.contexts)
         };
-        assert_eq!(select(EXTENDED, &[DEPTH_ID]), Some((false, true)));
-        assert_eq!(select(EXTENDED, &[ALLOCATION_ID]), Some((true, false)));
-        assert_eq!(select(EXTENDED, &[DEPTH_ID, ALLOCATION_ID]), Some((true, true)));
-        for wrong in [&[][..], &[DEPTH_ID, DEPTH_ID], &[77], &[ALLOCATION_ID, DEPTH_ID, 77]] {
-            assert_eq!(select(EXTENDED, wrong), None, "{wrong:?}");
+        let bitmap = Context::Bitmap(3);
+        let all = Negotiated { contexts: Contexts::BOTH.with(bitmap), ..EXTENDED };
+        let [allocation, depth] = [Context::Allocation, Context::Depth].map(Context::id);
+        assert_eq!(select(EXTENDED, &[depth]), Some(Contexts::DEPTH));
+        assert_eq!(select(EXTENDED, &[allocation]), Some(Contexts::ALLOCATION));
+        assert_eq!(select(EXTENDED, &[depth, allocation]), Some(Contexts::BOTH));
+        assert_eq!(select(all, &[bitmap.id(), allocation, depth]), Some(all.contexts));
+        for wrong in [&[][..], &[depth, depth], &[77], &[0], &[allocation, depth, 77], &[bitmap.id(), bitmap.id()]] {
+            assert_eq!(select(all, wrong), None, "{wrong:?}");
         }
-        assert_eq!(select(Negotiated { depth: false, ..EXTENDED }, &[DEPTH_ID]), None);
+        assert_eq!(select(EXTENDED, &[bitmap.id()]), None);
+        assert_eq!(select(Negotiated { contexts: Contexts::ALLOCATION, ..EXTENDED }, &[depth]), None);
     }
 }

@@ -148,11 +148,19 @@ pub enum BindError {
     /// An export's name or description exceeds the protocol's limit.
     #[error("cannot export: {what} has {len} bytes; NBD allows {max}")]
     TextTooLong {
-        /// "the name" or "the description".
+        /// "the name", "the description" or "the name of a dirty bitmap".
         what: &'static str,
         /// Its length in bytes.
         len: usize,
         /// The maximum length.
+        max: usize,
+    },
+    /// An export has more dirty bitmaps than the state that is handed over has room for.
+    #[error("cannot export {count} dirty bitmaps; the maximum is {max}")]
+    TooManyBitmaps {
+        /// Their number.
+        count: usize,
+        /// The maximum.
         max: usize,
     },
     /// Any other error.

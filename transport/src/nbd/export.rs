@@ -1,7 +1,10 @@
 //! The properties of the export that are announced to a client: name, size, block sizes and capabilities.
 
+use std::borrow::Cow;
+
 use disk::Geometry;
 
+use super::context::{ALLOCATION, BITMAP, BITMAP_NAME_MAX, BITMAPS_MAX, Context, Contexts, DEPTH};
 use super::error::BindError;
 use super::wire;
 
@@ -19,6 +22,8 @@ pub struct Export {
     pub geometry: Geometry,
     /// Whether `qemu:allocation-depth` is offered. Images without metadata have no layers.
     pub layered: bool,
+    /// The names of dirty bitmaps, offered as `qemu:dirty-bitmap:NAME`: at most [`BITMAPS_MAX`], all different.
+    pub bitmaps: Vec<String>,
 }
 
 /// The options negotiated for the transmission phase.
@@ -28,33 +33,38 @@ pub(super) struct Negotiated {
     pub(super) structured: bool,
     /// Requests and replies have extended headers; then `structured` is set, too, and all replies are chunks.
     pub(super) extended: bool,
-    /// The context `base:allocation` was requested.
-    pub(super) allocation: bool,
-    /// The context `qemu:allocation-depth` was requested.
-    pub(super) depth: bool,
-}
-
-impl Negotiated {
-    /// Returns true if a context was requested.
-    pub(super) fn has_contexts(self) -> bool {
-        self.allocation || self.depth
-    }
+    /// The contexts that were requested.
+    pub(super) contexts: Contexts,
 }
 
 impl Export {
-    /// Checks that texts do not exceed the protocol's limits.
+    /// Checks that texts and contexts do not exceed the limits of the protocol and of a handover.
     pub(super) fn check_texts(&self) -> Result<(), BindError> {
-        for (what, text) in [("the name", &self.name), ("the description", &self.description)] {
-            if text.len() > wire::STRING_MAX {
-                return Err(BindError::TextTooLong { what, len: text.len(), max: wire::STRING_MAX });
+        let own = [("the name", &self.name), ("the description", &self.description)];
+        let own = own.map(|(what, text)| (what, text, wire::STRING_MAX));
+        let bitmaps = self.bitmaps.iter().map(|name| ("the name of a dirty bitmap", name, BITMAP_NAME_MAX));
+        for (what, text, max) in own.into_iter().chain(bitmaps) {
+            if text.len() > max {
+                return Err(BindError::TextTooLong { what, len: text.len(), max });
             }
         }
-        Ok(())
+        match self.bitmaps.len() {
+            0..=BITMAPS_MAX => Ok(()),
+            count => Err(BindError::TooManyBitmaps { count, max: BITMAPS_MAX }),
+        }
     }
 
     /// Returns true if `name` is this export's name, or empty.
     pub(super) fn has_name(&self, name: &[u8]) -> bool {
         name.is_empty() || name == self.name.as_bytes()
+    }
+
+    /// The contexts that the export has, with their names.
+    pub(super) fn contexts(&self) -> impl Iterator<Item = (Context, Cow<'_, str>)> {
+        let bitmaps = self.bitmaps.iter().take(BITMAPS_MAX).enumerate();
+        let bitmaps = bitmaps.map(|(index, name)| (Context::Bitmap(index), Cow::Owned(format!("{BITMAP}{name}"))));
+        let depth = self.layered.then_some((Context::Depth, Cow::Borrowed(DEPTH)));
+        [(Context::Allocation, Cow::Borrowed(ALLOCATION))].into_iter().chain(depth).chain(bitmaps)
     }
 
     /// "Transmission flags".
@@ -67,7 +77,8 @@ impl Export {
             wire::SEND_FUA | wire::SEND_TRIM | wire::SEND_WRITE_ZEROES | wire::SEND_FAST_ZERO
         };
         let structured = if negotiated.structured { wire::SEND_DF } else { 0 };
-        let filtered = if negotiated.extended && negotiated.has_contexts() { wire::BLOCK_STATUS_PAYLOAD } else { 0 };
+        let filtered =
+            if negotiated.extended && !negotiated.contexts.is_empty() { wire::BLOCK_STATUS_PAYLOAD } else { 0 };
         always | changes | structured | filtered
     }
 

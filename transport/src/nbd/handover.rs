@@ -17,7 +17,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::command::DiskRequest;
 use super::connection::Connection;
-use super::export::{Negotiated, REQUEST_MAX};
+use super::context::{BITMAPS_MAX, Context, Contexts};
+use super::export::{Export, Negotiated, REQUEST_MAX};
 use super::handshake::{ClientFlags, Encryption, Handshake};
 use super::origin::Origin;
 use super::outgoing::Outgoing;
@@ -25,10 +26,12 @@ use super::session::{Session, SessionPhase};
 use super::transmission::{Receiving, Transmission};
 use crate::{HandoverError, Parcel};
 
-/// The version of this layout, and that of clients with extended headers, which earlier releases must refuse: they
-/// would take their requests for others.
+/// The version of this layout; that of clients with extended headers, which earlier releases must refuse because they
+/// would take their requests for others; and that of clients with dirty bitmaps, whose contexts they would forget. The
+/// lowest version that describes a client is used, so that earlier releases take over all others.
 const VERSION: u32 = 1;
 const VERSION_EXTENDED: u32 = 2;
+const VERSION_BITMAPS: u32 = 3;
 
 /// Phases of a session.
 const GREETED: u32 = 0;
@@ -45,6 +48,8 @@ const WRITING: u32 = 1 << 4;
 const DURABLE: u32 = 1 << 5;
 const DEPTH: u32 = 1 << 6;
 const EXTENDED: u32 = 1 << 7;
+/// The first bit of those for dirty bitmaps, one for each that the client has requested.
+const BITMAPS: u32 = 8;
 
 /// The maximum size of one client's unsent replies: the memory quota of a connection, and headers.
 const OUTGOING_MAX: u64 = 128 << 20;
@@ -122,9 +127,20 @@ impl ClientState {
     }
 
     fn negotiated(&mut self, negotiated: Negotiated) {
-        let Negotiated { structured, extended, allocation, depth } = negotiated;
+        let Negotiated { structured, extended, contexts } = negotiated;
+        let (allocation, depth) = (contexts.has(Context::Allocation), contexts.has(Context::Depth));
         self.set([(STRUCTURED, structured), (EXTENDED, extended), (ALLOCATION, allocation), (DEPTH, depth)]);
-        self.version = if extended { VERSION_EXTENDED } else { VERSION };
+        self.flags |= u32::from(contexts.bitmaps()) << BITMAPS;
+        self.version = self.lowest_version();
+    }
+
+    /// The lowest version that has what the flags say.
+    fn lowest_version(&self) -> u32 {
+        match () {
+            () if self.flags >> BITMAPS != 0 => VERSION_BITMAPS,
+            () if self.has(EXTENDED) => VERSION_EXTENDED,
+            () => VERSION,
+        }
     }
 
     /// Records the transmission phase; returns the received bytes of the current write.
@@ -150,17 +166,23 @@ impl ClientState {
         }
     }
 
-    fn is_known(&self) -> bool {
-        self.version == if self.has(EXTENDED) { VERSION_EXTENDED } else { VERSION }
+    /// Returns true if everything in it means something for this export.
+    fn is_known(&self, export: &Export) -> bool {
+        let offered: Contexts = export.contexts().map(|(context, _)| context).collect();
+        let missing = self.flags >> BITMAPS & !u32::from(offered.bitmaps());
+        self.version == self.lowest_version() && missing == 0
     }
 
     fn restored_options(&self) -> Negotiated {
-        Negotiated {
-            structured: self.has(STRUCTURED),
-            extended: self.has(EXTENDED),
-            allocation: self.has(ALLOCATION),
-            depth: self.has(DEPTH),
-        }
+        Negotiated { structured: self.has(STRUCTURED), extended: self.has(EXTENDED), contexts: self.contexts() }
+    }
+
+    fn contexts(&self) -> Contexts {
+        let others = [(ALLOCATION, Context::Allocation), (DEPTH, Context::Depth)];
+        let others = others.into_iter().filter(|(flag, _)| self.has(*flag)).map(|(_, context)| context);
+        let bitmaps = self.flags >> BITMAPS;
+        let is_requested = |index: &usize| bitmaps >> index & 1 == 1;
+        others.chain((0..BITMAPS_MAX).filter(is_requested).map(Context::Bitmap)).collect()
     }
 
     /// The phase of the session, with the received part of a write.
@@ -208,15 +230,17 @@ impl ClientState {
     }
 }
 
-/// Restores a client; `prefix` computes the upper bits of its tokens from its number. A client that is served without
-/// TLS is refused if `needs_tls`.
+/// Restores a client of an export; `prefix` computes the upper bits of its tokens from its number. A client that is
+/// served without TLS is refused if `needs_tls`.
 pub(super) fn restore(
     parcel: Parcel,
+    export: &Export,
     needs_tls: bool,
     prefix: impl FnOnce(u32) -> u64,
 ) -> Result<Connection, HandoverError> {
     let refused = || HandoverError::Refused("the state of a client has an unknown format".into());
-    let save = ClientState::read_from_bytes(&parcel.bytes).ok().filter(ClientState::is_known).ok_or_else(refused)?;
+    let save = ClientState::read_from_bytes(&parcel.bytes).ok().filter(|save| save.is_known(export));
+    let save = save.ok_or_else(refused)?;
     if needs_tls && save.phase == SERVING {
         return Err(HandoverError::Refused("a client is served without TLS, which is required now".into()));
     }
@@ -243,25 +267,55 @@ pub(super) fn restore(
 
 #[cfg(test)]
 mod test {
+    use disk::Geometry;
     use zerocopy::FromZeros;
 
     use super::*;
 
+    fn export(bitmaps: usize) -> Export {
+        let geometry =
+            Geometry { len: 1 << 30, block: 512, physical_block: 512, discard: 512, chs: None, read_only: false };
+        let bitmaps = (0..bitmaps).map(|index| index.to_string()).collect();
+        Export { name: String::new(), description: String::new(), geometry, layered: true, bitmaps }
+    }
+
     #[test]
     fn the_successor_keeps_the_negotiated_options() {
-        for bits in 0..16 {
-            let is_set = |bit: u32| bits & bit != 0;
-            let (structured, extended, allocation, depth) = (is_set(1), is_set(2), is_set(4), is_set(8));
-            let negotiated = Negotiated { structured, extended, allocation, depth };
+        let all = [Context::Allocation, Context::Depth, Context::Bitmap(0), Context::Bitmap(BITMAPS_MAX - 1)];
+        for bits in 0..64 {
+            let is_set = |bit: usize| bits >> bit & 1 == 1;
+            let contexts: Contexts =
+                all.into_iter().enumerate().filter(|(bit, _)| is_set(*bit)).map(|(_, one)| one).collect();
+            let negotiated = Negotiated { structured: is_set(4), extended: is_set(5), contexts };
             let mut save = ClientState::new_zeroed();
             save.negotiated(negotiated);
-            assert_eq!((save.restored_options(), save.is_known()), (negotiated, true));
-            // Earlier releases accept version 1 only.
-            assert_eq!(save.version == 1, !extended);
+            assert_eq!((save.restored_options(), save.is_known(&export(BITMAPS_MAX))), (negotiated, true));
+            // Releases without extended headers accept version 1 only, those without dirty bitmaps 2 as well.
+            let has_bitmaps = contexts.bitmaps() != 0;
+            assert_eq!((save.version < 3, save.version == 1), (!has_bitmaps, !has_bitmaps && !is_set(5)));
         }
         // As written by a version without depths.
         let save = ClientState { flags: STRUCTURED | ALLOCATION, ..ClientState::new_zeroed() };
         let found = save.restored_options();
-        assert_eq!(found, Negotiated { structured: true, extended: false, allocation: true, depth: false });
+        assert_eq!(found, Negotiated { structured: true, extended: false, contexts: Contexts::ALLOCATION });
+    }
+
+    #[test]
+    fn unknown_versions_flags_and_bitmaps_are_refused() {
+        let save = |version, flags| ClientState { version, flags, ..ClientState::new_zeroed() };
+        let bitmap = |index: u32| 1 << (BITMAPS + index);
+        assert!(save(3, bitmap(1)).is_known(&export(2)));
+        // A release that does not know the bits of bitmaps wrote this, or the export has lost a bitmap.
+        for (wrong, bitmaps) in [
+            (save(1, bitmap(0)), 1),
+            (save(2, EXTENDED | bitmap(0)), 1),
+            (save(3, EXTENDED), 1),
+            (save(4, bitmap(0)), 1),
+            (save(3, bitmap(1)), 1),
+            (save(3, bitmap(0)), 0),
+            (save(3, bitmap(16)), BITMAPS_MAX),
+        ] {
+            assert!(!wrong.is_known(&export(bitmaps)), "{wrong:?}");
+        }
     }
 }

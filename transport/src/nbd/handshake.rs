@@ -7,6 +7,7 @@
 use disk::size::in_memory;
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::context::Contexts;
 use super::error::ProtocolError;
 use super::export::{Export, Negotiated, REQUEST_MAX};
 use super::option::{ContextQuery, ExportQuery, Malformed};
@@ -16,12 +17,6 @@ use super::wire::{self, OptionHeader};
 pub(super) const OPTIONS_MAX: u32 = 64;
 /// The maximum size of an option: twice an export name and a context name of the maximum length.
 pub(super) const OPTION_DATA_MAX: usize = 16 << 10;
-
-/// The metadata contexts ("Metadata querying"; QEMU's docs/interop/nbd.txt), and their ids in replies.
-const ALLOCATION: (&str, u32) = ("base:allocation", ALLOCATION_ID);
-const DEPTH: (&str, u32) = ("qemu:allocation-depth", DEPTH_ID);
-pub(super) const ALLOCATION_ID: u32 = 1;
-pub(super) const DEPTH_ID: u32 = 2;
 
 /// The result of processing one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -254,11 +249,10 @@ impl Handshake {
     fn list_contexts(&self, data: &[u8], export: &Export, out: &mut Vec<u8>) {
         let option = wire::OPT_LIST_META_CONTEXT;
         let Some(query) = self.context_query(option, data, export, out) else { return };
-        for (name, _) in contexts(export) {
-            let namespace = name.split_inclusive(':').next().unwrap_or(name);
-            let is_selected = |query: &&[u8]| [namespace.as_bytes(), name.as_bytes()].contains(query);
-            if query.contexts.is_empty() || query.contexts.iter().any(is_selected) {
-                reply_context(out, option, name, 0);
+        for (context, name) in export.contexts() {
+            let is_listed = |query: &&[u8]| context.is_listed_by(query, &name);
+            if query.contexts.is_empty() || query.contexts.iter().any(is_listed) {
+                reply_context(out, option, &name, 0);
             }
         }
         reply(out, option, wire::REP_ACK, &[]);
@@ -267,14 +261,11 @@ impl Handshake {
     /// NBD_OPT_SET_META_CONTEXT. It replaces earlier contexts even if it fails.
     fn set_contexts(&mut self, data: &[u8], export: &Export, out: &mut Vec<u8>) {
         let option = wire::OPT_SET_META_CONTEXT;
-        (self.negotiated.allocation, self.negotiated.depth) = (false, false);
+        self.negotiated.contexts = Contexts::default();
         let Some(query) = self.context_query(option, data, export, out) else { return };
-        for (name, id) in contexts(export).filter(|(name, _)| query.contexts.contains(&name.as_bytes())) {
-            match id {
-                DEPTH_ID => self.negotiated.depth = true,
-                _ => self.negotiated.allocation = true,
-            }
-            reply_context(out, option, name, id);
+        for (context, name) in export.contexts().filter(|(_, name)| query.contexts.contains(&name.as_bytes())) {
+            self.negotiated.contexts = self.negotiated.contexts.with(context);
+            reply_context(out, option, &name, context.id());
         }
         reply(out, option, wire::REP_ACK, &[]);
     }
@@ -298,11 +289,6 @@ impl Handshake {
         }
         None
     }
-}
-
-/// The names and ids of an export's contexts.
-fn contexts(export: &Export) -> impl Iterator<Item = (&'static str, u32)> {
-    [ALLOCATION].into_iter().chain(export.layered.then_some(DEPTH))
 }
 
 /// NBD_OPT_LIST.

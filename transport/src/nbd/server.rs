@@ -17,6 +17,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::Mode;
 
 use super::connection::{Connection, Serving};
+use super::context::{AllDirty, Bitmaps};
 use super::error::{BindError, DisconnectReason, Event};
 use super::export::Export;
 use super::handover;
@@ -24,9 +25,9 @@ use super::handshake::OPTION_DATA_MAX;
 use super::listener::{Address, Listener};
 use super::memory_quota::MemoryQuota;
 use super::session::Session;
-use super::slot::{index_of, key, token_prefix};
+use super::slot::{free_slot, index_of, key, token_prefix};
 use crate::log::{Log, with_causes};
-use crate::{HandOver, Handover, HandoverError, Interest, KeepMemory, MemoryChange, Watch, WatchKey};
+use crate::{HandOver, Handover, HandoverError, Interest, KeepMemory, MemoryChange, ShowBitmaps, Watch, WatchKey};
 
 /// The maximum number of connections. Clients with multi-conn open 4 to 16.
 const CONNECTIONS_MAX: usize = 64;
@@ -130,7 +131,8 @@ impl Server {
         let listener = Listener::from_bound(listener, path, bound).map_err(refused)?;
         let mut server = Server::on(listener, export, tls).map_err(refused)?;
         for (index, parcel) in peers.into_iter().enumerate().take(CONNECTIONS_MAX) {
-            let connection = handover::restore(parcel, server.tls.is_some(), |client| token_prefix(index, client))?;
+            let prefix = |client| token_prefix(index, client);
+            let connection = handover::restore(parcel, &server.export, server.tls.is_some(), prefix)?;
             server.clients = server.clients.max(connection.client);
             server.connections.push(Some(connection));
         }
@@ -250,7 +252,7 @@ impl Server {
 
     fn admit(&mut self, socket: OwnedFd, watch: &mut dyn Watch) {
         self.displace_oldest(watch);
-        let Some(index) = self.free_slot() else {
+        let Some(index) = free_slot(&mut self.connections, CONNECTIONS_MAX) else {
             return self.log.record(Event::LimitReached { limit: CONNECTIONS_MAX });
         };
         self.clients = self.clients.wrapping_add(1);
@@ -284,17 +286,6 @@ impl Server {
             self.process_deferred(watch);
         }
     }
-
-    fn free_slot(&mut self) -> Option<usize> {
-        if let Some(index) = self.connections.iter().position(Option::is_none) {
-            return Some(index);
-        }
-        let index = self.connections.len();
-        (index < CONNECTIONS_MAX).then(|| {
-            self.connections.push(None);
-            index
-        })
-    }
 }
 
 impl Transport for Server {
@@ -321,6 +312,18 @@ impl Transport for Server {
     }
 
     fn complete(&mut self, request: Request, status: Status) {
+        self.complete_with(request, status, &AllDirty);
+    }
+
+    fn publish(&mut self) -> Result<(), Disconnected> {
+        self.send_all();
+        Ok(())
+    }
+}
+
+/// A server that describes dirty bitmaps, which only its owner knows.
+impl ShowBitmaps for Server {
+    fn complete_with(&mut self, request: Request, status: Status, bitmaps: &dyn Bitmaps) {
         let index = index_of(&request);
         let Some(Some(connection)) = self.connections.get_mut(index) else {
             debug_assert!(false, "a completion for an unknown client: {:?}", request.token());
@@ -328,17 +331,12 @@ impl Transport for Server {
             return;
         };
         if connection.has_ended() {
-            connection.session.complete(request, status, None);
+            connection.session.complete(request, status, bitmaps, None);
             connection.session.hang_up();
             return self.reap_client(index);
         }
         let follow = (!self.stopping).then_some((&self.export.geometry, &mut self.requests));
-        connection.session.complete(request, status, follow);
-    }
-
-    fn publish(&mut self) -> Result<(), Disconnected> {
-        self.send_all();
-        Ok(())
+        connection.session.complete(request, status, bitmaps, follow);
     }
 }
 
@@ -427,6 +425,10 @@ impl crate::Server for Server {
     }
 
     fn keeps_memory(&mut self) -> Option<&mut dyn KeepMemory> {
+        Some(self)
+    }
+
+    fn shows_bitmaps(&mut self) -> Option<&mut dyn ShowBitmaps> {
         Some(self)
     }
 }

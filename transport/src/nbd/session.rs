@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use disk::{Geometry, Request, Status};
 use memory::Segments;
 
+use super::context::Bitmaps;
 use super::error::ProtocolError;
 use super::export::Export;
 use super::handshake::{self, Encryption, Handshake, Progress};
@@ -201,11 +202,20 @@ impl Session {
         })
     }
 
-    /// Replies to a completed request. A durable trim may add a [`disk::Operation::Flush`] to `follow`; without
-    /// `follow`, it is answered with an error because the server is stopping.
-    pub fn complete(&mut self, request: Request, status: Status, follow: Option<(&Geometry, &mut VecDeque<Request>)>) {
+    /// Replies to a completed request; `bitmaps` are those of the export as they are now. A durable trim may add a
+    /// [`disk::Operation::Flush`] to `follow`; without `follow`, it is answered with an error because the server is
+    /// stopping.
+    pub fn complete(
+        &mut self,
+        request: Request,
+        status: Status,
+        bitmaps: &dyn Bitmaps,
+        follow: Option<(&Geometry, &mut VecDeque<Request>)>,
+    ) {
         match &mut self.phase {
-            SessionPhase::Serving(transmission) => transmission.complete(request, status, &mut self.outgoing, follow),
+            SessionPhase::Serving(transmission) => {
+                transmission.complete(request, status, bitmaps, &mut self.outgoing, follow);
+            }
             SessionPhase::Negotiating(_) | SessionPhase::Closed => {
                 debug_assert!(false, "a completion for a client without requests");
                 request.retire();
@@ -253,7 +263,8 @@ mod test {
     fn a_partly_received_write_is_held_until_the_client_hangs_up() {
         let geometry =
             Geometry { len: 1 << 20, block: 512, physical_block: 512, discard: 512, chs: None, read_only: false };
-        let export = Export { name: String::new(), description: String::new(), geometry, layered: true };
+        let export =
+            Export { name: String::new(), description: String::new(), geometry, layered: true, bitmaps: Vec::new() };
         let mut session = Session::new(0);
         let name_and_write = [
             &3u32.to_be_bytes()[..],
@@ -271,5 +282,48 @@ mod test {
         assert!(session.held() > 4096);
         session.hang_up();
         assert_eq!(session.held(), 0);
+    }
+
+    #[test]
+    fn a_status_waits_for_memory_for_its_longest_reply() {
+        let geometry =
+            Geometry { len: 1 << 30, block: 512, physical_block: 512, discard: 512, chs: None, read_only: false };
+        let bitmaps = vec!["b".into()];
+        let export = Export { name: String::new(), description: String::new(), geometry, layered: true, bitmaps };
+        let mut session = Session::new(0);
+        let contexts = ["base:allocation", "qemu:dirty-bitmap:b"]
+            .map(|name| [&u32::try_from(name.len()).unwrap().to_be_bytes()[..], name.as_bytes()].concat());
+        let contexts = [&[0, 0, 0, 0, 0, 0, 0, 2][..], &contexts.concat()].concat();
+        let option = |number: u32, data: &[u8]| {
+            [b"IHAVEOPT", &number.to_be_bytes()[..], &u32::try_from(data.len()).unwrap().to_be_bytes(), data].concat()
+        };
+        let status = |cookie: u64, len: u32| {
+            let cookie = cookie.to_be_bytes();
+            [&[0x25, 0x60, 0x95, 0x13, 0, 0, 0, 7], &cookie[..], &[0; 8], &len.to_be_bytes()].concat()
+        };
+        let begin = [3u32.to_be_bytes().to_vec(), option(8, &[]), option(10, &contexts), option(7, &[0; 6])].concat();
+        // Other clients hold all memory: this one may have one request.
+        let quota = MemoryQuota { others: 256 << 20 };
+        let mut requests = VecDeque::new();
+        let mut receive = |session: &mut Session, bytes: &[u8]| {
+            let received = session.receive(bytes, &export, &geometry, quota, &mut requests).unwrap();
+            (received.next, requests.pop_front())
+        };
+        assert_eq!(receive(&mut session, &begin).0, Next::Receive);
+        let all = session.outgoing().held();
+        session.outgoing().sent(all);
+        let (_, first) = receive(&mut session, &status(1, 1 << 30));
+        assert_eq!(session.held(), 2 * (20 + 4 + 4096 * 8));
+        assert_eq!(receive(&mut session, &status(2, 512)).0, Next::Stall);
+        let mut first = first.unwrap();
+        first.extents_mut().push(disk::Extent { len: 1 << 30, kind: disk::ExtentKind::Hole, depth: 0 });
+        session.complete(first, Status::Done, &super::super::AllDirty, None);
+        // Now what it is: one run in each context.
+        assert_eq!(session.held(), 2 * (20 + 4 + 8));
+        let reply = session.outgoing().held();
+        session.outgoing().sent(reply);
+        let (next, second) = receive(&mut session, &status(2, 512));
+        assert_eq!((next, session.held()), (Next::Receive, 2 * (20 + 4 + 3 * 8)));
+        second.unwrap().retire();
     }
 }

@@ -25,3 +25,15 @@ fn slot(index: usize) -> u64 {
 pub(super) fn index_of(request: &Request) -> usize {
     in_memory(request.token().0 >> 48)
 }
+
+/// The index of a free slot, which is added if there are fewer than `most`.
+pub(super) fn free_slot<T>(slots: &mut Vec<Option<T>>, most: usize) -> Option<usize> {
+    if let Some(index) = slots.iter().position(Option::is_none) {
+        return Some(index);
+    }
+    let index = slots.len();
+    (index < most).then(|| {
+        slots.push(None);
+        index
+    })
+}

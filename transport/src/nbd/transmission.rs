@@ -2,8 +2,8 @@
 //! them.
 //!
 //! It does no I/O, and knows nothing about sockets and other connections. Invariants: at most [`REQUESTS_MAX`] requests
-//! are between their header and the last byte of their reply; a request's memory is counted as held for exactly that
-//! time; no more input is processed from a client that does not read its replies.
+//! are between their header and the last byte of their reply; a request's memory, or that which its reply may need, is
+//! counted as held for exactly that time; no more input is processed from a client that does not read its replies.
 
 use std::collections::VecDeque;
 
@@ -12,12 +12,13 @@ use disk::{DiskOffset, Extent, Geometry, Operation, Request, Status, Token};
 use memory::Segments;
 
 use super::command::{DiskRequest, ErrorReply, Header, Verdict, first_part, validate};
+use super::context::Bitmaps;
 use super::error::ProtocolError;
 use super::export::Negotiated;
 use super::memory_quota::MemoryQuota;
 use super::origin::Origin;
 use super::outgoing::{Head, Outgoing};
-use super::reply;
+use super::reply::{self, Found};
 use super::wire::{self, Errno};
 
 /// The maximum number of one connection's requests in progress. QEMU has 16 in flight, libnbd's tools 64.
@@ -33,7 +34,7 @@ pub(super) struct Transmission {
     pending: Vec<Option<Pending>>,
     /// The slots of `pending` that are free. All others have a request in the disk.
     free: Vec<usize>,
-    /// Memory held by requests that have not been answered.
+    /// Memory held by requests that have not been answered, and reserved for their replies.
     held: usize,
 }
 
@@ -63,6 +64,8 @@ struct Pending {
     request: DiskRequest,
     /// With the contexts that the request selects.
     negotiated: Negotiated,
+    /// The memory counted as held for it.
+    held: usize,
 }
 
 /// The result of processing some bytes.
@@ -169,15 +172,15 @@ impl Transmission {
             }
         };
         let verdict = validate(&header, negotiated, geometry);
-        let memory_len = memory_of(verdict);
-        if !self.admits(memory_len, outgoing, quota) {
-            return Ok(InputProgress::Stalled(memory_len));
+        let held = held_by(verdict, negotiated);
+        if !self.admits(held, outgoing, quota) {
+            return Ok(InputProgress::Stalled(held));
         }
         let origin = header.origin;
         let error_reply = match verdict {
             Verdict::Disconnect => return Ok(InputProgress::Disconnect),
             Verdict::Serve(request) => {
-                self.serve(Pending { origin, request, negotiated }, memory_len, geometry, outgoing, requests);
+                self.serve(Pending { origin, request, negotiated, held }, geometry, outgoing, requests);
                 return Ok(InputProgress::Used(size));
             }
             Verdict::Nothing => None,
@@ -194,14 +197,14 @@ impl Transmission {
     fn serve(
         &mut self,
         pending: Pending,
-        memory_len: usize,
         geometry: &Geometry,
         outgoing: &mut Outgoing,
         requests: &mut VecDeque<Request>,
     ) {
-        self.held += memory_len;
+        let Pending { origin, request, held, .. } = pending;
+        self.held += held;
+        let memory_len = memory_of(&request);
         let memory = if memory_len > 0 { outgoing.spare_mut().take(memory_len) } else { Segments::empty() };
-        let Pending { origin, request, .. } = pending;
         if let Operation::Write { .. } = request.operation {
             self.receiving = Receiving::Data { origin, request, memory, filled: 0 };
         } else {
@@ -214,9 +217,9 @@ impl Transmission {
         if let Receiving::Data { origin, request, ref memory, filled } = self.receiving {
             if filled == memory.len() {
                 let memory = memory.clone();
-                let negotiated = self.negotiated;
+                let pending = Pending { origin, request, negotiated: self.negotiated, held: memory.len() };
                 self.receiving = Receiving::Header;
-                self.submit(Pending { origin, request, negotiated }, memory, geometry, outgoing, requests);
+                self.submit(pending, memory, geometry, outgoing, requests);
             }
         }
     }
@@ -236,7 +239,6 @@ impl Transmission {
         outgoing: &mut Outgoing,
         requests: &mut VecDeque<Request>,
     ) {
-        let held = memory.len();
         let slot = self.free_slot();
         match Request::of_bytes(pending.request.operation, pending.request.span, memory, self.token(slot), geometry) {
             Ok(mut request) => {
@@ -249,7 +251,7 @@ impl Transmission {
             // The geometry has changed since the header was validated.
             Err(status) => {
                 self.free.push(slot);
-                self.held -= held;
+                self.held -= pending.held;
                 let reads = pending.request.operation == Operation::Read;
                 self.reply(pending.origin, reads, reply::error_reply(status), outgoing);
             }
@@ -270,6 +272,7 @@ impl Transmission {
         &mut self,
         request: Request,
         status: Status,
+        bitmaps: &dyn Bitmaps,
         outgoing: &mut Outgoing,
         follow: Option<(&Geometry, &mut VecDeque<Request>)>,
     ) {
@@ -294,7 +297,7 @@ impl Transmission {
                 outgoing.push(head, request.asked_memory());
             }
             (None, Operation::Extents { .. }) if !pending.request.discard_result => {
-                outgoing.push(extents(&pending, &request), Segments::empty())
+                outgoing.push(extents(&pending, &request, bitmaps), Segments::empty())
             }
             (None, _) => outgoing.push(reply::done(self.negotiated, false, pending.origin), Segments::empty()),
         }
@@ -325,9 +328,9 @@ impl Transmission {
         let slot = in_memory(request.token().0 & SLOT_MASK);
         let pending = self.pending.get_mut(slot).and_then(Option::take);
         debug_assert!(pending.is_some(), "a completion of an unknown request: {:?}", request.token());
-        if pending.is_some() {
+        if let Some(pending) = &pending {
             self.free.push(slot);
-            self.held -= pending.map_or(0, |pending| memory_of(Verdict::Serve(pending.request)));
+            self.held -= pending.held;
         }
         pending
     }
@@ -382,12 +385,28 @@ const SLOT_MASK: u64 = 0xffff;
 
 const STOPPING: ErrorReply = ErrorReply { errno: Errno::ShuttingDown, why: "the server is stopping" };
 
-/// The size of the memory that a request needs.
-fn memory_of(verdict: Verdict) -> usize {
+/// The size of the memory that a request's data needs.
+fn memory_of(request: &DiskRequest) -> usize {
+    match request.operation {
+        Operation::Read | Operation::Write { .. } => in_memory(request.span.len),
+        _ => 0,
+    }
+}
+
+/// The memory that is counted as held until the disk has completed a request: that of its data, or the maximum of its
+/// reply.
+fn held_by(verdict: Verdict, negotiated: Negotiated) -> usize {
     match verdict {
-        Verdict::Serve(DiskRequest { operation: Operation::Read | Operation::Write { .. }, span, .. }) => {
-            in_memory(span.len)
+        Verdict::Serve(DiskRequest {
+            operation: Operation::Extents { .. }, span, one_extent, discard_result, ..
+        }) => {
+            if discard_result {
+                0
+            } else {
+                reply::extents_max(negotiated, span.len, one_extent)
+            }
         }
+        Verdict::Serve(request) => memory_of(&request),
         _ => 0,
     }
 }
@@ -403,7 +422,7 @@ fn error_reply(pending: &Pending, status: Status) -> Option<ErrorReply> {
     }
 }
 
-fn extents(pending: &Pending, request: &Request) -> Head {
+fn extents(pending: &Pending, request: &Request, bitmaps: &dyn Bitmaps) -> Head {
     // The extents begin at the block that contains the start of the request.
     let mut skip = request.asked().at - request.span().at;
     let requested = request.extents().iter().map(|extent| {
@@ -417,5 +436,6 @@ fn extents(pending: &Pending, request: &Request) -> Head {
         let error_reply = ErrorReply { errno: Errno::Io, why: "the disk returned no extents" };
         return reply::error(pending.negotiated, pending.origin, error_reply);
     }
-    reply::extents(pending.negotiated, pending.origin, request.asked(), &extents, pending.request.one_extent)
+    let found = Found { extents: &extents, bitmaps };
+    reply::extents(pending.negotiated, pending.origin, request.asked(), &found, pending.request.one_extent)
 }

@@ -14,7 +14,13 @@ use crate::nbd_support::{GEOMETRY, Served};
 fn config(address: Address) -> Config {
     Config {
         address,
-        export: Export { name: String::new(), description: String::new(), geometry: GEOMETRY, layered: false },
+        export: Export {
+            name: String::new(),
+            description: String::new(),
+            geometry: GEOMETRY,
+            layered: false,
+            bitmaps: Vec::new(),
+        },
         tls: None,
     }
 }

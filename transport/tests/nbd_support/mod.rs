@@ -154,7 +154,13 @@ impl Served {
     }
 
     fn at(address: Address, geometry: Geometry, directory: tempfile::TempDir, tls: Option<Tls>) -> Served {
-        let export = Export { name: "vdi".into(), description: "a disk in memory".into(), geometry, layered: false };
+        let export = Export {
+            name: "vdi".into(),
+            description: "a disk in memory".into(),
+            geometry,
+            layered: false,
+            bitmaps: Vec::new(),
+        };
         let server = Server::bind(Config { address, export, tls }).unwrap();
         let address = server.address().clone();
         let disk = Arc::new(Mutex::new(RamDisk::default()));

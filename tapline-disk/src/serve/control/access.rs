@@ -7,11 +7,13 @@
 use std::path::Path;
 
 use control::{ImageName, Kind};
+use disk::changes::MapId;
 use disk::{FileId, Image, RedoLog};
 use uring::{FileOpenError, ImageFile};
 
 use super::work::Work;
-use crate::files::{Files, mark};
+use crate::files::Files;
+use crate::files::mark::{self, Mark, hex};
 use crate::image::chain::open_image;
 use crate::image::redo_log;
 use crate::image::write_synced;
@@ -143,10 +145,19 @@ pub fn reopen_read_only(raised: Vec<Raised>) -> Lowered {
     raised.into_iter().map(|one| (one.id, one.from.reopen_read_only(&one.file))).collect()
 }
 
-/// Reopens the files of all layers read-only. A former leaf loses the mark of its map, which has ended or continues on
-/// the new one; if that fails, it is removed when the file is next opened for writing. That of a passed file is the sender's.
+/// Removes the marks of former leaves, whose map was ended or continues on the new leaf; if that fails, it is removed
+/// when the file is next opened for writing. The mark of the map `over` stays: its interval has ended with the leaf, so
+/// it proves which map is that of this image until somebody writes to that. That of a passed file is the sender's.
+pub fn end_marks(layers: &[ReopenedLayer], over: Option<MapId>) {
+    let over = over.map(|id| hex(&id));
+    let stays =
+        |layer: &ReopenedLayer| over.is_some() && mark::read(&layer.file).ok().flatten().map(|mark| mark.map) == over;
+    let ends = |layer: &&ReopenedLayer| !layer.from.are_handed() && !stays(layer);
+    layers.iter().filter(ends).for_each(|layer| drop(mark::end(&layer.file)));
+}
+
+/// Reopens the files of all layers read-only.
 pub fn lower(layers: Vec<ReopenedLayer>) -> Lowered {
-    layers.iter().filter(|layer| !layer.from.are_handed()).for_each(|layer| drop(mark::end(&layer.file)));
     layers.into_iter().map(|layer| (layer.id, layer.from.reopen_read_only(&layer.file))).collect()
 }
 

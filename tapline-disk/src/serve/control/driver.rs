@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use control::ImageName;
 use disk::Format;
+use disk::changes::ChangeMap;
 use plan::{Plan, Step};
 
 use super::access::{self, Lowered, Raised, ReopenedLayer};
@@ -420,7 +421,9 @@ impl Driver {
             }
             // These were opened for the disk, but are not used.
             let (opened, raised) = (std::mem::take(&mut results.opened), std::mem::take(&mut results.raised));
+            let over = work.changes.kept(work.disk).and(work.disk.map()).and_then(ChangeMap::continues);
             Ok(move || {
+                access::end_marks(&closed, over);
                 let unused = access::reopen_read_only(raised).into_iter().chain(access::lower(opened));
                 Ok(Done::Reopened(unused.chain(access::lower(closed)).collect()))
             })

@@ -133,6 +133,13 @@ impl Successor {
             let map = work.engine.file(file).ok_or_else(|| NotHanded::Disk(Failure::of(Kind::Failed, "no map")))?;
             send(Message::Changes { path: absolute(path) }, &[map])?;
         }
+        for bitmap in work.changes.bitmaps.all() {
+            let failed = |error| NotHanded::Disk(Failure::failed("hand over a dirty bitmap", &error));
+            let file = bitmap.to_pass().map_err(failed)?;
+            let file: Vec<&dyn AsFd> = file.iter().map(|file| -> &dyn AsFd { file }).collect();
+            let over = !file.is_empty();
+            send(Message::Bitmap { name: bitmap.name.clone(), over, rest: bitmap.rest }, &file)?;
+        }
         let logs = redo_log::logs_to_pass();
         let logs = logs.map_err(|error| NotHanded::Disk(Failure::failed("hand over a redo log", &error)))?;
         for (name, log) in logs {

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use disk::{Request, Span, Status, Times};
+use disk::{Operation, Request, Span, Status, Times};
 use transport::Server;
 use uring::ImageFile;
 
@@ -72,7 +72,20 @@ impl<S: Server> EventLoop<S> {
             self.log
                 .caused(format_args!("{} of {len} bytes at {at} failed{why}{cause}", in_words(request.operation())));
         }
+        if self.changes.bitmaps.is_any() && matches!(request.operation(), Operation::Extents { .. }) {
+            return self.give_with_bitmaps(request, status);
+        }
         self.server.complete(request, status);
+    }
+
+    /// Passes the completion of a query of extents to the server, with the dirty bitmaps as they are now.
+    #[cold]
+    fn give_with_bitmaps(&mut self, request: Request, status: Status) {
+        let shown = self.changes.bitmaps.shown(&self.disk);
+        match self.server.shows_bitmaps() {
+            Some(server) => server.complete_with(request, status, &shown),
+            None => self.server.complete(request, status),
+        }
     }
 
     /// Describes a layer whose file another program has truncated, as the cause of a failure.

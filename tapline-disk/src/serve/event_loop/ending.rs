@@ -6,7 +6,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use disk::{DiskOffset, Image, Operation, Request, Span, Status, Token, Until};
+use disk::{DiskOffset, Image, MapState, Operation, Request, Span, Status, Token, Until};
 use memory::Segments;
 use transport::Server;
 use uring::Remote;
@@ -18,7 +18,7 @@ use crate::image::tracking;
 use crate::process::failure::{Exit, Failure};
 use crate::process::log::{self, say};
 use crate::serve::changes::leaf_of;
-use crate::serve::control::Control;
+use crate::serve::control::{Control, FLUSH};
 use crate::serve::engine_watch::EngineWatch;
 use crate::serve::stats;
 
@@ -84,8 +84,32 @@ impl<S: Server> EventLoop<S> {
             if self.disk.is_idle() {
                 return Ok(());
             }
-            self.reap(Until::Any)?;
+            if !(self.disk.is_quiet() && self.end_waiting_for_map()) {
+                self.reap(Until::Any)?;
+            }
         }
+    }
+
+    /// Ends the requests that wait for a map of changed blocks that can be neither written nor made invalid: they stay
+    /// with a peer that keeps them, and fail otherwise. Nothing of them was begun, so the map names all that has
+    /// changed, and the next process continues it. Returns whether there were any.
+    fn end_waiting_for_map(&mut self) -> bool {
+        if self.disk.map_state() != Some(MapState::Doubtful) {
+            return false;
+        }
+        let was_quiesced = self.disk.is_quiesced();
+        self.disk.quiesce();
+        let kept = self.give_back();
+        let waiting = self.disk.take_waiting(|token| token != FLUSH);
+        let failed = waiting.len();
+        waiting.into_iter().for_each(|request| self.give_late(request, Status::Failed));
+        if !was_quiesced {
+            self.disk.resume(&mut self.engine);
+        }
+        if failed > 0 {
+            say(format_args!("{failed} requests that waited for the map of changed blocks have failed"));
+        }
+        kept + failed > 0
     }
 
     /// Exits if the disk's NBD server was given up and the guest has recorded its requests: they then stay with it for

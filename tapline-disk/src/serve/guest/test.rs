@@ -147,8 +147,13 @@ fn serve(host: &Host, device: &Device, directory: &Path, nbd: Option<PathBuf>, s
     let engine = Engine::open(kind, files, 16).unwrap();
     let backend = backend(host, device, &serve, disk.geometry());
     let nbd = nbd.map(|path| {
-        let export =
-            nbd::Export { name: String::new(), description: String::new(), geometry: disk.geometry(), layered: false };
+        let export = nbd::Export {
+            name: String::new(),
+            description: String::new(),
+            geometry: disk.geometry(),
+            layered: false,
+            bitmaps: Vec::new(),
+        };
         nbd::Server::bind(nbd::Config { address: nbd::Address::Unix(path), export, tls: None }).unwrap()
     });
     let serving = Serving {

@@ -3,11 +3,15 @@
 use disk::Geometry;
 
 use super::*;
+use crate::nbd::context::Context;
+
+const NONE: Contexts = Contexts::NONE;
 
 fn export() -> Export {
     let geometry =
         Geometry { len: 1 << 30, block: 512, physical_block: 4096, discard: 4096, chs: None, read_only: false };
-    Export { name: "vdi".into(), description: "a disk".into(), geometry, layered: true }
+    let bitmaps = vec!["a".into(), "a:b".into()];
+    Export { name: "vdi".into(), description: "a disk".into(), geometry, layered: true, bitmaps }
 }
 
 /// A handshake whose client has sent `flags`.
@@ -76,7 +80,7 @@ fn go_returns_size_flags_and_block_sizes() {
     let (progress, replies) = send_option(&mut handshake, wire::OPT_GO, &export_query(b"vdi", &[]));
     assert!(matches!(
         progress,
-        Progress::Negotiated(_, Negotiated { structured: false, extended: false, allocation: false, depth: false })
+        Progress::Negotiated(_, Negotiated { structured: false, extended: false, contexts: NONE })
     ));
     assert_eq!(kinds(&replies), [wire::REP_INFO, wire::REP_INFO, wire::REP_ACK]);
     assert_eq!(replies[0].1[2..10], (1u64 << 30).to_be_bytes());
@@ -130,18 +134,17 @@ fn export_name_of_an_unknown_export_ends_the_connection() {
 #[test]
 fn allocation_requires_structured_replies() {
     let mut handshake = fixed();
-    let (_, replies) =
-        send_option(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[ALLOCATION.0.as_bytes()]));
+    let (_, replies) = send_option(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[b"base:allocation"]));
     assert_eq!(kinds(&replies), [wire::REP_ERR_INVALID]);
     let (_, replies) = send_option(&mut handshake, wire::OPT_STRUCTURED_REPLY, &[]);
     assert_eq!(kinds(&replies), [wire::REP_ACK]);
     let (_, replies) =
-        send_option(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[b"x:y", ALLOCATION.0.as_bytes()]));
+        send_option(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[b"x:y", b"base:allocation"]));
     assert_eq!(kinds(&replies), [wire::REP_META_CONTEXT, wire::REP_ACK]);
     let (progress, _) = send_option(&mut handshake, wire::OPT_GO, &export_query(b"", &[]));
     assert!(matches!(
         progress,
-        Progress::Negotiated(_, Negotiated { structured: true, extended: false, allocation: true, depth: false })
+        Progress::Negotiated(_, Negotiated { structured: true, extended: false, contexts: Contexts::ALLOCATION })
     ));
 }
 
@@ -153,8 +156,7 @@ fn extended_headers_take_precedence_over_structured_replies() {
     let (_, replies) = send_option(&mut handshake, wire::OPT_STRUCTURED_REPLY, &[]);
     assert_eq!(kinds(&replies), [wire::REP_ERR_EXT_HEADER_REQD]);
     // Contexts need no structured replies then.
-    let (_, replies) =
-        send_option(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[ALLOCATION.0.as_bytes()]));
+    let (_, replies) = send_option(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[b"base:allocation"]));
     assert_eq!(kinds(&replies), [wire::REP_META_CONTEXT, wire::REP_ACK]);
     let named = handshake.step(&option(wire::OPT_EXPORT_NAME, b""), &export(), &mut Vec::new());
     assert_eq!(named, Err(ProtocolError::NotGo));
@@ -162,14 +164,14 @@ fn extended_headers_take_precedence_over_structured_replies() {
     let flags = u16::from_be_bytes([replies[0].1[10], replies[0].1[11]]);
     let expected = wire::SEND_DF | wire::BLOCK_STATUS_PAYLOAD;
     assert_eq!(flags & expected, expected);
-    let negotiated = Negotiated { structured: true, extended: true, allocation: true, depth: false };
+    let negotiated = Negotiated { structured: true, extended: true, contexts: Contexts::ALLOCATION };
     assert!(matches!(progress, Progress::Negotiated(_, found) if found == negotiated));
 }
 
 #[test]
 fn payloads_of_block_status_are_offered_only_with_extended_headers_and_contexts() {
-    let all = Negotiated { structured: true, extended: true, allocation: true, depth: false };
-    for negotiated in [Negotiated { extended: false, ..all }, Negotiated { allocation: false, ..all }] {
+    let all = Negotiated { structured: true, extended: true, contexts: Contexts::ALLOCATION };
+    for negotiated in [Negotiated { extended: false, ..all }, Negotiated { contexts: NONE, ..all }] {
         assert_eq!(export().flags(negotiated) & wire::BLOCK_STATUS_PAYLOAD, 0);
     }
 }
@@ -177,7 +179,7 @@ fn payloads_of_block_status_are_offered_only_with_extended_headers_and_contexts(
 #[test]
 fn depths_are_offered_only_for_layered_images() {
     for layered in [true, false] {
-        let export = Export { layered, ..export() };
+        let export = Export { layered, bitmaps: Vec::new(), ..export() };
         let mut handshake = fixed();
         let mut send_option = |code, data: &[u8]| {
             let mut out = Vec::new();
@@ -191,11 +193,12 @@ fn depths_are_offered_only_for_layered_images() {
             let (_, replies) = send_option(wire::OPT_LIST_META_CONTEXT, &context_query(queries));
             assert_eq!(replies, found(expected), "{queries:?}");
         }
-        let (_, replies) = send_option(wire::OPT_SET_META_CONTEXT, &context_query(&[DEPTH.0.as_bytes()]));
+        let (_, replies) = send_option(wire::OPT_SET_META_CONTEXT, &context_query(&[b"qemu:allocation-depth"]));
         assert_eq!(replies, found(count));
         let (progress, _) = send_option(wire::OPT_GO, &export_query(b"", &[]));
         let Progress::Negotiated(_, negotiated) = progress else { panic!("{progress:?}") };
-        assert_eq!(negotiated, Negotiated { structured: true, extended: false, allocation: false, depth: layered });
+        let contexts = if layered { Contexts::DEPTH } else { NONE };
+        assert_eq!(negotiated, Negotiated { structured: true, extended: false, contexts });
     }
 }
 
@@ -203,12 +206,12 @@ fn depths_are_offered_only_for_layered_images() {
 fn setting_contexts_again_replaces_them_even_when_it_fails() {
     let mut handshake = fixed();
     send_option(&mut handshake, wire::OPT_STRUCTURED_REPLY, &[]);
-    send_option(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[ALLOCATION.0.as_bytes()]));
+    send_option(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[b"base:allocation"]));
     send_option(&mut handshake, wire::OPT_SET_META_CONTEXT, b"nonsense");
     let (progress, _) = send_option(&mut handshake, wire::OPT_GO, &export_query(b"", &[]));
     assert!(matches!(
         progress,
-        Progress::Negotiated(_, Negotiated { structured: true, extended: false, allocation: false, depth: false })
+        Progress::Negotiated(_, Negotiated { structured: true, extended: false, contexts: NONE })
     ));
 }
 
@@ -216,10 +219,65 @@ fn setting_contexts_again_replaces_them_even_when_it_fails() {
 fn contexts_are_listed_by_namespace_or_all() {
     let mut handshake = fixed();
     send_option(&mut handshake, wire::OPT_STRUCTURED_REPLY, &[]);
-    for (queries, count) in [(vec![], 3), (vec![&b"base:"[..]], 2), (vec![&b"qemu:"[..]], 2)] {
-        let (_, replies) = send_option(&mut handshake, wire::OPT_LIST_META_CONTEXT, &context_query(&queries));
-        assert_eq!(replies.len(), count, "for {queries:?}");
+    let all = ["base:allocation", "qemu:allocation-depth", BITMAP_A, BITMAP_AB];
+    let cases: [(&[&[u8]], &[&str]); 9] = [
+        (&[], &all),
+        (&[b"base:"], &all[..1]),
+        (&[b"qemu:"], &all[1..]),
+        (&[b"qemu:dirty-bitmap:"], &all[2..]),
+        (&[BITMAP_A.as_bytes(), b"base:"], &[all[0], all[2]]),
+        // A name may look like a namespace.
+        (&[b"qemu:dirty-bitmap:a:"], &[]),
+        (&[b"qemu:dirty-bitmap:A"], &[]),
+        (&[b"qemu:dirty-bitmap", b"qemu", b"", b":"], &[]),
+        (&[b"\xff\0", BITMAP_AB.as_bytes(), BITMAP_AB.as_bytes()], &all[3..]),
+    ];
+    for (queries, expected) in cases {
+        let (_, replies) = send_option(&mut handshake, wire::OPT_LIST_META_CONTEXT, &context_query(queries));
+        let (last, listed) = replies.split_last().unwrap();
+        assert_eq!(*last, (wire::REP_ACK, Vec::new()));
+        let listed: Vec<_> =
+            listed.iter().map(|(_, data)| (&data[..4], std::str::from_utf8(&data[4..]).unwrap())).collect();
+        assert_eq!(listed, expected.iter().map(|name| (&[0; 4][..], *name)).collect::<Vec<_>>(), "for {queries:?}");
     }
+}
+
+const BITMAP_A: &str = "qemu:dirty-bitmap:a";
+const BITMAP_AB: &str = "qemu:dirty-bitmap:a:b";
+
+#[test]
+fn several_contexts_are_set_at_once_by_exact_names_only() {
+    let mut handshake = fixed();
+    send_option(&mut handshake, wire::OPT_STRUCTURED_REPLY, &[]);
+    let names = [&b"qemu:"[..], b"qemu:dirty-bitmap:", BITMAP_AB.as_bytes(), b"base:allocation", BITMAP_AB.as_bytes()];
+    let (_, replies) = send_option(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&names));
+    assert_eq!(kinds(&replies), [wire::REP_META_CONTEXT, wire::REP_META_CONTEXT, wire::REP_ACK]);
+    let set = [[&[0, 0, 0, 1][..], b"base:allocation"].concat(), [&[0, 0, 0, 4], BITMAP_AB.as_bytes()].concat()];
+    assert_eq!([&replies[0].1, &replies[1].1], [&set[0], &set[1]]);
+    let expected = Contexts::ALLOCATION.with(Context::Bitmap(1));
+    assert_eq!(handshake.negotiated.contexts, expected);
+}
+
+#[test]
+fn thousands_of_queries_get_each_context_once() {
+    let mut handshake = fixed();
+    send_option(&mut handshake, wire::OPT_STRUCTURED_REPLY, &[]);
+    let many = vec![&b""[..]; (OPTION_DATA_MAX - 8) / 4];
+    for option in [wire::OPT_LIST_META_CONTEXT, wire::OPT_SET_META_CONTEXT] {
+        let (_, replies) = send_option(&mut handshake, option, &context_query(&many));
+        assert_eq!(kinds(&replies), [wire::REP_ACK]);
+        let name = BITMAP_A.as_bytes();
+        let same = vec![name; (OPTION_DATA_MAX - 8) / (4 + name.len())];
+        let (_, replies) = send_option(&mut handshake, option, &context_query(&same));
+        assert_eq!(kinds(&replies), [wire::REP_META_CONTEXT, wire::REP_ACK]);
+    }
+    // A name that is longer than any, and a count that is larger than the data.
+    let long = [b'x'; 4097];
+    for data in [context_query(&[&long]), [&[0; 4][..], &[255; 4], &[0; 100]].concat()] {
+        let (_, replies) = send_option(&mut handshake, wire::OPT_SET_META_CONTEXT, &data);
+        assert_eq!(kinds(&replies), [wire::REP_ERR_INVALID]);
+    }
+    assert_eq!(handshake.negotiated.contexts, NONE);
 }
 
 #[test]
@@ -256,7 +314,7 @@ fn nothing_but_starttls_and_abort_is_accepted_before_tls() {
 
 #[test]
 fn starttls_forgets_what_was_negotiated_and_is_refused_afterwards() {
-    let negotiated = Negotiated { structured: true, extended: false, allocation: true, depth: true };
+    let negotiated = Negotiated { structured: true, extended: false, contexts: Contexts::BOTH };
     let mut handshake = Handshake { negotiated, ..requiring_tls() };
     let (progress, replies) = send_option(&mut handshake, wire::OPT_STARTTLS, &[]);
     assert_eq!((progress, kinds(&replies)), (Progress::StartTls(16), vec![wire::REP_ACK]));

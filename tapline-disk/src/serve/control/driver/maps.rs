@@ -207,6 +207,7 @@ impl Driver {
         let OpenMap { file, map } = open;
         let ids = (map.id(), map.continues());
         let new = work.engine.add(tracking::for_engine(file, work.engine.kind())?)?;
+        let interval = work.changes.bitmaps.interval(work.disk);
         let used = match ids.1 {
             Some(_) => work.disk.switch_map(new, map),
             None => work.disk.begin_tracking(new, map),
@@ -214,6 +215,9 @@ impl Driver {
         if let Err(error) = used {
             work.engine.remove(new)?;
             return Err(error.into());
+        }
+        if let Some(ended) = interval {
+            work.changes.bitmaps.continue_in(&ended, ids.0);
         }
         work.changes.began(path, new, ids);
         Ok(())

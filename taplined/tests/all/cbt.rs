@@ -14,6 +14,9 @@ use crate::harness::{ABORT_AT, Taplined, kill, start_with, wait_until};
 const BLOCK: usize = 64 << 10;
 const SIZE: u64 = 32 << 20;
 
+/// A change of files behind the daemon's back.
+type Change<'a> = &'a dyn Fn(&Bed);
+
 /// A plugged disk of a daemon, whose changes are recorded.
 struct Bed {
     daemon: Taplined,
@@ -151,12 +154,9 @@ impl Bed {
     /// No file is there that the catalogue does not know.
     fn nothing_is_left(&self) {
         self.daemon.settle();
-        let known: Vec<String> = {
-            let catalogue = self.daemon.catalogue();
-            let mut files = catalogue.prepare("SELECT file FROM image").unwrap();
-            let found = files.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect();
-            found
-        };
+        let catalogue = self.daemon.catalogue();
+        let mut files = catalogue.prepare("SELECT file FROM image").unwrap();
+        let known: Vec<String> = files.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect();
         let vdis = self.daemon.get("/vdis").1;
         let maps = vdis.as_array().unwrap().iter().filter_map(|vdi| vdi["cbt"]["maps"].as_array()).flatten();
         let maps: Vec<String> = maps.map(|map| format!("{}.changes", map["uuid"].as_str().unwrap())).collect();
@@ -304,7 +304,7 @@ fn what_was_not_recorded_is_refused_and_the_machine_starts() {
         let done = command.output();
         assert!(done.as_ref().is_ok_and(|done| done.status.success()), "{done:?}");
     };
-    let cases: [(&dyn Fn(&Bed), &str); 4] = [
+    let cases: [(Change<'_>, &str); 4] = [
         (&qemu_io, "changed after the map was closed"),
         (&deleted, "missing"),
         (&copied, "copy"),

@@ -1,4 +1,5 @@
-//! Maps of changed blocks: the mark in an image, and the messages by which a daemon has its disk process record changes.
+//! Maps of changed blocks: the mark in an image, and the messages by which a daemon has its disk process record
+//! changes.
 //!
 //! A disk process of a daemon may work for another user than the owner of the image, whose attributes it can neither
 //! read nor write; the daemon looks into no map. So the daemon reads and writes marks, the process reads and writes
@@ -7,8 +8,8 @@
 //!
 //! 1. The process has opened and locked all files: [`FromDisk::Locked`].
 //! 2. The daemon sends the map and the mark that it has found: [`ToDisk::Continue`]. The process refuses the map
-//!    ([`FromDisk::Refused`]), or answers with its session ([`FromDisk::Verified`]). Then the daemon marks the image with
-//!    that session and a new one, durably, and sends the new one ([`ToDisk::Session`]).
+//!    ([`FromDisk::Refused`]), or answers with its session ([`FromDisk::Verified`]). Then the daemon marks the image
+//!    with that session and a new one, durably, and sends the new one ([`ToDisk::Session`]).
 //! 3. For a new map the daemon has marked the image with it, durably: [`ToDisk::Begin`].
 //! 4. The process has made the session of the map durable, and records changes: [`FromDisk::Recording`]. The daemon
 //!    removes the old session from the mark.
@@ -97,8 +98,8 @@ pub enum FromDisk {
     Recording(String),
 }
 
-/// A message of a daemon to its disk process. With [`ToDisk::Continue`] and [`ToDisk::Begin`] comes the file of the map,
-/// open for writing.
+/// A message of a daemon to its disk process. With [`ToDisk::Continue`] and [`ToDisk::Begin`] comes the file of the
+/// map, open for writing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ToDisk {

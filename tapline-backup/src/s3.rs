@@ -49,6 +49,15 @@ const CONFLICTS: u32 = 5;
 const FULL: [&str; 5] =
     ["QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "InsufficientStorage", "StorageFull"];
 
+/// Settings of which one says where the key comes from.
+const CREDENTIALS: [AmazonS3ConfigKey; 5] = [
+    AmazonS3ConfigKey::AccessKeyId,
+    AmazonS3ConfigKey::WebIdentityTokenFile,
+    AmazonS3ConfigKey::ContainerCredentialsRelativeUri,
+    AmazonS3ConfigKey::ContainerCredentialsFullUri,
+    AmazonS3ConfigKey::MetadataEndpoint,
+];
+
 /// A store in a bucket.
 #[derive(Debug)]
 pub struct S3 {
@@ -77,10 +86,13 @@ impl S3 {
             .with_disable_bulk_delete(true);
         let endpoints = [AmazonS3ConfigKey::S3Endpoint, AmazonS3ConfigKey::Endpoint];
         let endpoint = endpoints.iter().find_map(|key| settings.get_config_value(key));
-        if endpoint.is_some() && settings.get_config_value(&AmazonS3ConfigKey::AccessKeyId).is_none() {
-            // Without a key one would be requested from the metadata service of Amazon's hosts.
-            let what = format!("cannot use the target {url}: there is a server but no key for it");
-            return Err(Failure::new(Exit::Usage, what).advise("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"));
+        // Otherwise one would be requested from the metadata service of Amazon's hosts, for minutes on all others.
+        if CREDENTIALS.iter().all(|key| settings.get_config_value(key).is_none()) {
+            let what = format!("cannot use the target {url}: there is no key for its server");
+            return Err(Failure::new(Exit::Usage, what).advise(
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for the role of a host of Amazon \
+                 AWS_METADATA_ENDPOINT=http://169.254.169.254",
+            ));
         }
         // A server is contacted without TLS only if its address says so.
         let is_plain = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));

@@ -209,8 +209,8 @@ impl Files {
     /// Removes the mark of an image that was opened for writing, unless its changes are recorded: a map of its changed
     /// blocks would miss what is written from now on.
     fn end_recording(&self, file: ImageFile) -> Result<ImageFile, FileOpenError> {
-        // A process that works on passed files leaves marks to the sender: it may be another user than the owner, and see
-        // none (docs/decisions/0065).
+        // A process that works on passed files leaves marks to the sender: it may be another user than the owner, and
+        // see none (docs/decisions/0065).
         if file.remote().is_some() || file.device_len().is_some() || self.are_handed() {
             return Ok(file);
         }

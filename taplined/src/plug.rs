@@ -23,7 +23,6 @@ mod operation;
 mod plug_spec;
 mod push_settings;
 mod queue;
-pub mod record_changes;
 mod recover;
 mod settle;
 mod shape;

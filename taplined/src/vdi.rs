@@ -12,6 +12,7 @@ mod file;
 mod leaf;
 mod merge;
 mod postponed;
+pub mod record_changes;
 mod resize;
 mod revert;
 mod snapshot;

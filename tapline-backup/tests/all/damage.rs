@@ -59,7 +59,7 @@ fn no_target_and_a_directory_of_others_are_not_taken_for_one() {
         room.run(&["target", "create", "v"]).failed(7, "not empty");
         fs::remove_dir_all(room.path("v")).unwrap();
     }
-    room.run(&["list", "s3://bucket/prefix"]).failed(64, "only directories");
+    room.run(&["list", "http://host/prefix"]).failed(64, "only directories");
     assert_eq!(fs::read_dir(room.path("t")).unwrap().count(), 1);
 }
 

@@ -1,5 +1,5 @@
-//! The agreement with the daemon about the map of changed blocks of a disk, before the disk is served, or while a snapshot
-//! is taken of a disk that is not ([`control::tracking`] has the messages and their order).
+//! The agreement with the daemon about the map of changed blocks of a disk, before the disk is served, or while a
+//! snapshot is taken of a disk that is not ([`control::tracking`] has the messages and their order).
 //!
 //! It reads and writes maps, and no marks: the daemon does that. Invariants: a map is continued only if it agrees with
 //! the mark that the daemon has found while this process had the image locked; its new session is durable before this
@@ -112,8 +112,8 @@ impl Daemon {
         }
     }
 
-    /// Agrees on the map of the interval that begins with a snapshot of a disk that is not served, whose layers are open
-    /// and locked; `None` if not all changes until now are known.
+    /// Agrees on the map of the interval that begins with a snapshot of a disk that is not served, whose layers are
+    /// open and locked; `None` if not all changes until now are known.
     pub fn next_interval(&self, layers: &Layers) -> Result<Option<EmptyMap>, Failure> {
         self.send(&FromDisk::Locked)?;
         let open = match self.receive()? {

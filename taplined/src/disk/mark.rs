@@ -1,5 +1,5 @@
-//! The mark in an image whose changed blocks are recorded, as the daemon reads and writes it for its disk processes, which
-//! may not ([`control::tracking`], decision 0065).
+//! The mark in an image whose changed blocks are recorded, as the daemon reads and writes it for its disk processes,
+//! which may not ([`control::tracking`], decision 0065).
 //!
 //! It knows files, and nothing about maps. Invariant: a mark is durable when [`set`] returns.
 

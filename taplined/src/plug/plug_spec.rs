@@ -12,7 +12,6 @@ use repo::driver::Directory;
 use uuid::Uuid;
 
 use super::queue::Request;
-use super::record_changes::Recording;
 use super::xen_disk::XenDisk;
 use crate::config::Plug;
 use crate::daemon::Daemon;
@@ -23,6 +22,7 @@ use crate::disk::names::{image_name, words_of};
 use crate::disk::paths::DiskPaths;
 use crate::disk::redo::RedoLogs;
 use crate::task::blocking;
+use crate::vdi::record_changes::Recording;
 
 /// Bytes of memory that every disk process needs while it starts.
 const MEMORY_BASE: u64 = 4 << 20;

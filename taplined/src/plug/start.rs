@@ -12,7 +12,6 @@ use control::handed::Listens;
 use uuid::Uuid;
 
 use super::plug_spec::PlugSpec;
-use super::record_changes;
 use super::steps::Steps;
 use crate::daemon::Daemon;
 use crate::disk::control::problem;
@@ -21,6 +20,7 @@ use crate::disk::handing::{Handing, Ready};
 use crate::disk::oom;
 use crate::disk::paths::DiskPaths;
 use crate::disk::process::{DiskProcess, Ended};
+use crate::vdi::record_changes;
 
 /// Whether a process is the first one of a plug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

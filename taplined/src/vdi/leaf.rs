@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::file::{described, make_image, physical, remove_unrecorded};
+use super::record_changes::{self, Recording};
 use super::tracking::{prepare_map, remove_unrecorded_map};
 use super::{Chain, chain, file_name};
 use crate::daemon::Daemon;
@@ -29,7 +30,6 @@ use crate::disk::control::PassedFile;
 use crate::disk::handing::Handing;
 use crate::disk::live;
 use crate::disk::names;
-use crate::plug::record_changes::{self, Recording};
 use crate::task::blocking;
 
 /// The data to create a leaf, and to find out whether it was created.

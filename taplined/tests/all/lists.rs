@@ -59,7 +59,8 @@ fn every_list_has_pages_and_refuses_invalid_parameters() {
         refused(&daemon, &format!("{path}?limit=1&limit=2"), "limit");
         refused(&daemon, &format!("{path}?sise=1"), "sise");
         refused(&daemon, &format!("{path}?after={}&sise", uuid::Uuid::nil()), "sise");
-        if path != "/v1/events" {
+        // A position among backups is sought on the target, which does not exist here.
+        if path != "/v1/events" && !path.starts_with("/v1/backup-targets/") {
             refused(&daemon, &format!("{path}?after={}", uuid::Uuid::new_v4()), "after");
         }
     }

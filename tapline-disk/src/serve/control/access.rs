@@ -13,7 +13,7 @@ use uring::{FileOpenError, ImageFile};
 
 use super::work::Work;
 use crate::files::Files;
-use crate::files::mark::{self, Mark, hex};
+use crate::files::mark::{self, hex};
 use crate::image::chain::open_image;
 use crate::image::redo_log;
 use crate::image::write_synced;

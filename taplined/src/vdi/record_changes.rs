@@ -1,9 +1,9 @@
-//! The map of changed blocks of a disk whose process is being started: the one before is continued if it can be trusted,
-//! otherwise a new one is begun, and the reason is recorded. A guest gets its disk in any case.
+//! The map of changed blocks of a disk whose process is being started: the one before is continued if it can be
+//! trusted, otherwise a new one is begun, and the reason is recorded. A guest gets its disk in any case.
 //!
 //! The process has the files locked while they are examined here. The messages and their order, and why no crash has a
-//! wrong map trusted, are in [`control::tracking`] and decision 0065. It looks into no map. Invariant: a mark that names
-//! a map is durable before the process can write to it, and the catalogue has a new map before its file exists.
+//! wrong map trusted, are in [`control::tracking`] and decision 0065. It looks into no map. Invariant: a mark that
+//! names a map is durable before the process can write to it, and the catalogue has a new map before its file exists.
 
 use std::fs::File;
 use std::io::IoSlice;
@@ -20,10 +20,10 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg};
 use uuid::Uuid;
 
+use super::remove_unneeded_maps;
 use crate::daemon::Daemon;
 use crate::disk::mark;
 use crate::task::blocking;
-use crate::vdi::remove_unneeded_maps;
 
 /// The maximum length of a message: it has at most an error text.
 const MESSAGE_MAX: usize = 64 << 10;
@@ -92,8 +92,8 @@ pub async fn agree(daemon: &Daemon, socket: OwnedFd, recording: Recording) -> Re
     Ok(())
 }
 
-/// Agrees with the process that makes `leaf`, the new image of a disk that is not served, on the map `new` of the interval
-/// that begins with it. Returns false if not all changes until now are known: then there is no map.
+/// Agrees with the process that makes `leaf`, the new image of a disk that is not served, on the map `new` of the
+/// interval that begins with it. Returns false if not all changes until now are known: then there is no map.
 pub fn begin_next_interval(socket: OwnedFd, recording: Recording, leaf: &File, new: Uuid) -> Result<bool, Problem> {
     let talk = Talk { socket, recording };
     let outcome = match talk.recording.map.map(|map| talk.verify(map)).transpose()? {

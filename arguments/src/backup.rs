@@ -142,9 +142,10 @@ pub struct BackupCreate {
     /// The moment of the content (RFC 3339), if that is not now
     #[arg(long, value_name = "TIME")]
     pub time: Option<String>,
-    /// JSON to keep with the backup, which `show --json` prints
-    #[arg(long, value_name = "JSON", hide = true)]
-    pub properties: Option<String>,
+    /// Keep the JSON in the variable TAPLINE_PROPERTIES with the backup; `show --json` prints it. Not an argument,
+    /// because every user of a host can read those
+    #[arg(long, hide = true)]
+    pub properties: bool,
     /// Read only what has changed since this backup of the same disk; needs --changed or --bitmap
     #[arg(long, value_name = "ID")]
     pub since: Option<String>,

@@ -44,7 +44,7 @@ impl Chunks {
     /// meanwhile is left out, too: each pack in the result existed after the call began.
     pub fn load(target: &Target, left_out: impl Fn(&Name) -> bool) -> Result<Chunks, Error> {
         let mut chunks = Chunks::default();
-        for (name, size) in target.store.list(prefix::PACKS)? {
+        for (name, size) in target.store.list(prefix::PACKS)?.into_iter().filter(|(name, _)| name.is_pack()) {
             if left_out(&name) {
                 continue;
             }

@@ -69,6 +69,12 @@ impl Name {
         Name(format!("{}{id}", prefix::TEMPORARY))
     }
 
+    /// Whether it can be of a pack of ours. Files of others next to ours are not touched.
+    pub fn is_pack(&self) -> bool {
+        let id = self.0.rsplit_once('/').and_then(|(_, id)| Id::parse(id));
+        id.is_some_and(|id| Name::pack(id) == *self)
+    }
+
     /// The number of an entry of the log of this target.
     pub(crate) fn log_number(&self, target: Id) -> Option<u64> {
         let (_, digits) = self.0.rsplit_once('/')?;
@@ -145,6 +151,10 @@ mod test {
         let id = Id::from_bytes([7; 16]);
         for good in [Name::format(), Name::pack(id), Name::backup(id), Name::log(id, 3), Name::temporary(id)] {
             assert_eq!(Name::parse(good.as_str()), Some(good));
+        }
+        assert!(Name::pack(id).is_pack() && !Name::backup(id).is_pack());
+        for other in ["packs/07", "packs/aa/07070707070707070707070707070707", "packs/07/other", "backups/packs/07"] {
+            assert!(!Name::parse(other).unwrap().is_pack(), "{other}");
         }
         assert_eq!(Name::log(id, 77).log_number(id), Some(77));
         assert_eq!(Name::log(id, 77).log_number(Id::from_bytes([8; 16])), None);

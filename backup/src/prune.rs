@@ -162,7 +162,8 @@ impl Target {
         let moved = self.judge_packs(&chunks, &referred, &mut state, &mut spare, control)?;
         let kept: HashSet<Name> = state.backups.keys().map(|id| Name::backup(*id)).collect();
         let gone: HashSet<Name> = removed.iter().map(|record| Name::backup(record.id)).collect();
-        for (name, _) in self.store.list(prefix::BACKUPS)? {
+        let is_index = |(name, _): &(Name, u64)| name.backup_id().is_some();
+        for (name, _) in self.store.list(prefix::BACKUPS)?.into_iter().filter(is_index) {
             if gone.contains(&name) {
                 state.doomed.insert(name);
             } else if !kept.contains(&name) && !state.doomed.contains(&name) {

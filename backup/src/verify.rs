@@ -113,7 +113,7 @@ impl Target {
     ) -> Result<(), Error> {
         let mut progress = Statistics::default();
         let mut packs = self.store.list(prefix::PACKS)?;
-        packs.retain(|(name, _)| read.insert(name.clone()));
+        packs.retain(|(name, _)| name.is_pack() && read.insert(name.clone()));
         for batch in packs.chunks(threads) {
             control.check()?;
             let results: Vec<Result<Option<Proven>, Error>> = match batch {

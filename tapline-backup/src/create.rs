@@ -27,6 +27,9 @@ const NAME_MAX: usize = 255;
 /// Bytes of properties: they are in memory with the index.
 const PROPERTIES_MAX: usize = 64 << 10;
 
+/// The variable that has them.
+const PROPERTIES: &str = "TAPLINE_PROPERTIES";
+
 /// Runs the command.
 pub fn run(create: &BackupCreate) -> Result<Exit, Failure> {
     check(create)?;
@@ -47,6 +50,19 @@ pub fn run(create: &BackupCreate) -> Result<Exit, Failure> {
     show(create, &record, &cost)
 }
 
+/// The properties to keep with the backup.
+fn properties(create: &BackupCreate) -> Result<Option<String>, Failure> {
+    if !create.properties {
+        return Ok(None);
+    }
+    match std::env::var(PROPERTIES) {
+        Ok(text) if text.len() <= PROPERTIES_MAX && serde_json::from_str::<serde::de::IgnoredAny>(&text).is_ok() => {
+            Ok(Some(text))
+        }
+        _ => Err(Failure::new(Exit::Usage, format!("{PROPERTIES} must be JSON of at most 64 KiB"))),
+    }
+}
+
 fn check(create: &BackupCreate) -> Result<(), Failure> {
     let bad = |what: &str, advice: &str| Err(Failure::new(Exit::Usage, what).advise(advice));
     if create.name.is_empty() || create.name.len() > NAME_MAX {
@@ -54,11 +70,6 @@ fn check(create: &BackupCreate) -> Result<(), Failure> {
     }
     if create.disk.as_ref().is_some_and(|disk| disk.is_empty() || disk.len() > NAME_MAX) {
         return bad("the text that identifies a disk must have 1 to 255 bytes", "give a shorter --disk");
-    }
-    if let Some(text) = &create.properties {
-        if text.len() > PROPERTIES_MAX || serde_json::from_str::<serde::de::IgnoredAny>(text).is_err() {
-            return bad("the properties must be JSON of at most 64 KiB", "give others with --properties");
-        }
     }
     if create.since.is_some() && create.changed.is_none() && create.bitmap.is_none() {
         return bad(
@@ -107,6 +118,7 @@ fn back_up(
     uri: &Uri,
     patience: Duration,
 ) -> Result<(Record, Statistics), Failure> {
+    let properties = properties(create)?;
     let source = ExportSource::new(remote::open(uri, false, patience)?);
     let base = base.map(|record| based(create, &record, source.len(), uri)).transpose()?;
     let avoided = if create.repair { damaged(create, opened)? } else { HashSet::new() };
@@ -114,7 +126,7 @@ fn back_up(
         disk: Id::of_name(create.disk.as_ref().unwrap_or(&create.name)),
         label: &create.name,
         time,
-        properties: create.properties.as_deref(),
+        properties: properties.as_deref(),
         source: &source,
         base,
         threads: target::threads(create.threads),

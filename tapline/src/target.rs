@@ -36,20 +36,20 @@ pub enum TargetVerb {
     /// Show a backup target
     Show {
         /// Name or UUID prefix
-        #[arg(value_name = "NAME")]
+        #[arg(value_name = "TARGET")]
         backup_target: String,
     },
     /// Forget a backup target; the backups on it stay
     #[command(visible_alias = "rm", aliases = ["delete", "forget", "destroy"])]
     Remove {
         /// Name or UUID prefix
-        #[arg(value_name = "NAME")]
+        #[arg(value_name = "TARGET")]
         backup_target: String,
     },
     /// List the backups on a target, the oldest first
     Backups {
         /// Name or UUID prefix
-        #[arg(value_name = "NAME")]
+        #[arg(value_name = "TARGET")]
         backup_target: String,
         /// Only those of this disk: its name or UUID prefix
         #[arg(long)]
@@ -60,7 +60,7 @@ pub enum TargetVerb {
     /// Remove backups and free the space that no other backup needs
     RemoveBackups {
         /// Name or UUID prefix
-        #[arg(value_name = "NAME")]
+        #[arg(value_name = "TARGET")]
         backup_target: String,
         /// The backups: their IDs, of which the first 8 digits are enough
         #[arg(value_name = "ID", required = true)]
@@ -73,7 +73,7 @@ pub enum TargetVerb {
     /// Read everything on a target and check it; fails if there is damage
     Verify {
         /// Name or UUID prefix
-        #[arg(value_name = "NAME")]
+        #[arg(value_name = "TARGET")]
         backup_target: String,
         #[command(flatten)]
         waiting: Waiting,
@@ -84,7 +84,7 @@ pub enum TargetVerb {
 #[derive(clap::Args)]
 pub struct Prune {
     /// Name or UUID prefix
-    #[arg(value_name = "NAME")]
+    #[arg(value_name = "TARGET")]
     backup_target: String,
     /// Only backups of this disk: its name or UUID prefix [default: those of each disk, by themselves]
     #[arg(long)]

@@ -62,6 +62,26 @@ fn backups_are_kept_in_a_bucket_beside_other_objects() {
 }
 
 #[test]
+fn what_is_not_of_the_target_is_spared_below_its_prefix() {
+    let (bucket, room) = bucket();
+    let nested = format!("{TARGET}/backups/host1");
+    assert_eq!(room.run(&["target", "create", &nested]).code, 0);
+    for other in ["backups/mysql/full-2026", "packs/others", "packs/00/others"] {
+        bucket.put(&format!("of/tests/{other}"), b"of others");
+    }
+    let others = bucket.names();
+    exercise(&room);
+    for _ in 0..2 {
+        assert_eq!(room.run(&["prune", TARGET, "--grace", "0"]).code, 0);
+    }
+    let left = bucket.names();
+    let is_log = |name: &String| name.starts_with("of/tests/log/");
+    let lost: Vec<_> = others.iter().filter(|name| !is_log(name) && !left.contains(name)).collect();
+    assert!(lost.is_empty(), "{lost:?}");
+    assert_eq!(room.run(&["list", &nested]).code, 0);
+}
+
+#[test]
 fn a_bucket_keeps_what_a_directory_does() {
     let (_bucket, room) = sound();
     exercise(&room);

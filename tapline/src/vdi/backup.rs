@@ -15,7 +15,7 @@ pub struct Backup {
     #[command(flatten)]
     vdi: Disk,
     /// The backup target: its name or UUID prefix ('tapline target list')
-    #[arg(long = "to", value_name = "NAME")]
+    #[arg(long = "to", value_name = "TARGET")]
     backup_target: String,
     #[command(flatten)]
     waiting: Waiting,
@@ -25,7 +25,7 @@ pub struct Backup {
 #[derive(clap::Args)]
 pub struct Restore {
     /// The backup target: its name or UUID prefix ('tapline target list')
-    #[arg(value_name = "NAME")]
+    #[arg(value_name = "TARGET")]
     backup_target: String,
     /// The backup: its ID, of which the first 8 digits are enough ('tapline target backups')
     #[arg(value_name = "ID")]

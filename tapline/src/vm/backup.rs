@@ -13,7 +13,7 @@ pub struct Backup {
     /// Name or UUID prefix
     vm: String,
     /// The backup target: its name or UUID prefix ('tapline target list')
-    #[arg(long = "to", value_name = "NAME")]
+    #[arg(long = "to", value_name = "TARGET")]
     backup_target: String,
     #[command(flatten)]
     waiting: Waiting,
@@ -23,7 +23,7 @@ pub struct Backup {
 #[derive(clap::Args)]
 pub struct Restore {
     /// The backup target: its name or UUID prefix ('tapline target list')
-    #[arg(value_name = "NAME")]
+    #[arg(value_name = "TARGET")]
     backup_target: String,
     /// The backup of any disk of the machine: its ID, of which the first 8 digits are enough ('tapline target backups')
     #[arg(value_name = "ID")]

@@ -35,6 +35,8 @@ pub struct At {
     pub key_file: Option<AbsolutePath>,
     /// The ID that the target must have; `None` while it is not known yet.
     pub target_id: Option<String>,
+    /// What is kept with a backup that is created, in JSON.
+    pub properties: Option<String>,
 }
 
 /// The last line of the standard error of a process that has failed.
@@ -104,6 +106,10 @@ impl At {
             command.arg("--key-file").arg(file.as_path());
         }
         command.args(["--json", "--end-with-input"]).current_dir("/").process_group(0).env_clear().kill_on_drop(true);
+        if let Some(properties) = &self.properties {
+            // Every user can read the arguments of a process.
+            command.env("TAPLINE_PROPERTIES", properties);
+        }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         Ok(command)
     }
@@ -169,7 +175,7 @@ mod test {
     #[test]
     fn the_last_line_says_why_a_process_has_failed() {
         let path: AbsolutePath = "/mnt/backup".parse().unwrap();
-        let at = At { path, key_file: None, target_id: None };
+        let at = At { path, key_file: None, target_id: None, properties: None };
         let status = std::process::ExitStatus::from_raw(6 << 8);
         let words = "a word\n{\"error\":{\"kind\":\"not-found\",\"message\":\"there is no target\"}}\n";
         let problem = at.why(words, status);

@@ -30,7 +30,7 @@ impl At {
     /// A registered target.
     pub fn of(target: &BackupTarget) -> At {
         let BackupTarget { path, key_file, target_id, .. } = target.clone();
-        At { path, key_file, target_id: Some(target_id) }
+        At { path, key_file, target_id: Some(target_id), properties: None }
     }
 }
 
@@ -41,7 +41,7 @@ pub async fn add(daemon: &Daemon, asked: BackupTargetAdd) -> Result<BackupTarget
         let what = "the ID of a backup target has 32 hexadecimal digits, in lower case";
         return Err(Problem::new(Code::Invalid, what).field("target_id"));
     }
-    let at = At { path: path.clone(), key_file: key_file.clone(), target_id };
+    let at = At { path: path.clone(), key_file: key_file.clone(), target_id, properties: None };
     let found = at.ask::<Shown>(&["target", "show"], Vec::new(), daemon.config.storage.patience()).await;
     let found = found.map_err(|problem| match problem.code {
         Code::NotFound => problem.field("path").advise("create it: tapline backup target create DIRECTORY"),

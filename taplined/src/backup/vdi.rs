@@ -148,8 +148,8 @@ pub struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// The arguments of the backup program.
-    async fn words(&self, daemon: &Daemon, socket: &Path) -> Result<Vec<OsString>, Problem> {
+    /// The arguments of the backup program, and the properties of the backup.
+    async fn words(&self, daemon: &Daemon, socket: &Path) -> Result<(Vec<OsString>, String), Problem> {
         let Source { vdi, snapshot, last, machine } = *self;
         let read = daemon.catalogue.read(move |view| view.vdi(snapshot)).await?;
         let properties = Properties {
@@ -165,9 +165,9 @@ impl Source<'_> {
         words.push(format!("--name={}", label(vdi.name.as_str())).into());
         words.extend(["--disk".into(), identity(daemon, disk_of(vdi)).into()]);
         words.extend(["--time".into(), time.to_string().into()]);
-        words.extend(["--properties".into(), properties.into()]);
+        words.push("--properties".into());
         words.extend(changes::since(daemon, disk_of(vdi), snapshot, last).await?);
-        Ok(words)
+        Ok((words, properties))
     }
 
     /// Reads the disk, and sends it to the target.
@@ -181,8 +181,9 @@ impl Source<'_> {
         let copying = async {
             // Plugged until the process has ended.
             let reader = Reader::open(daemon, self.snapshot, context.requester()).await?;
-            let words = self.words(daemon, &reader.socket).await?;
-            At::of(target).run(&["create"], words, on_progress).await
+            let (words, properties) = self.words(daemon, &reader.socket).await?;
+            let at = At { properties: Some(properties), ..At::of(target) };
+            at.run(&["create"], words, on_progress).await
         };
         context.unless_cancelled(copying).await
     }

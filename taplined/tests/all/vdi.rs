@@ -535,6 +535,14 @@ fn scenario(bed: &Bed, verb: &str) -> Ask {
             bed.write(&vdi, 3, 3);
             Box::new(move |bed| bed.daemon.delete(&format!("/vdis/{snapshot}")))
         }
+        "vdi-cbt-enable" => post(format!("/vdis/{vdi}/cbt-enable"), json!({})),
+        "vdi-cbt-disable" => {
+            bed.verb(&vdi, "cbt-enable", json!({}));
+            // Its map begins when it is plugged.
+            let vbd = bed.plug(&vdi);
+            bed.unplug(&vbd);
+            post(format!("/vdis/{vdi}/cbt-disable"), json!({}))
+        }
         "vdi-destroy" => Box::new(move |bed| bed.daemon.delete(&format!("/vdis/{snapshot}"))),
         // An image without VDI and children, as left by a merge that was refused for a while.
         "sr-reclaim" => Box::new(move |bed| {
@@ -552,14 +560,15 @@ fn uuid() -> String {
     fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap().trim().to_owned()
 }
 
-/// Every VDI by name, with its depth and contents; and whether something was exported.
+/// Every VDI by name and whether its changes are recorded, with its depth and contents; and whether something was exported.
 type State = (Vec<(String, bool, u64, Vec<u8>)>, bool);
 
 fn state(bed: &Bed) -> State {
     let (_, vdis) = bed.daemon.get("/vdis");
     let of = |vdi: &Value| {
         // The time of a snapshot follows the @.
-        let name = vdi["name"].as_str().unwrap().split('@').next().unwrap().to_owned();
+        let recorded = if vdi["cbt"]["enabled"] == true { ", recorded" } else { "" };
+        let name = format!("{}{recorded}", vdi["name"].as_str().unwrap().split('@').next().unwrap());
         let (read_only, depth) = (vdi["read_only"].as_bool().unwrap(), vdi["depth"].as_u64().unwrap());
         (name, read_only, depth, bed.read(vdi["uuid"].as_str().unwrap()))
     };

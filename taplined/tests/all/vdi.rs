@@ -560,7 +560,8 @@ fn uuid() -> String {
     fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap().trim().to_owned()
 }
 
-/// Every VDI by name and whether its changes are recorded, with its depth and contents; and whether something was exported.
+/// Every VDI by name and whether its changes are recorded, with its depth and contents; and whether something was
+/// exported.
 type State = (Vec<(String, bool, u64, Vec<u8>)>, bool);
 
 fn state(bed: &Bed) -> State {

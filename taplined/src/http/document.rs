@@ -468,6 +468,7 @@ mod test {
             Vbds,
             Vdi,
             VdiBackup,
+            VdiChanges,
             VdiClone,
             VdiCopy,
             VdiCreate,

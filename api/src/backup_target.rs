@@ -117,6 +117,20 @@ pub struct DiskBackup {
     /// The backup that it was based on. It needs no other one to be restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<BackupId>,
+    /// The moment of a machine, if it was backed up with all of its disks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moment: Option<BackupMoment>,
+}
+
+/// A state of a machine on a backup target: backups of all of its disks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct BackupMoment {
+    /// The identity of the machine on the target, the same in all of its backups.
+    pub machine: String,
+    /// The identity of the moment, the same in the backups of its disks.
+    pub id: String,
+    /// The number of disks. With fewer backups the state is incomplete, and the machine cannot be restored.
+    pub disks: u32,
 }
 
 /// Removes backups from a target: all of them, or none if one of them is not there.
@@ -128,15 +142,20 @@ pub struct BackupRemove {
     pub backups: Vec<BackupId>,
 }
 
-/// Removes the backups of each disk that are superfluous by a rule, and frees the space that only they have used. The
-/// rule retains the last backup of each of a number of periods that have one, in UTC, and always the one made last.
+/// Removes the backups of each machine, and of each disk that was backed up alone, that are superfluous by a rule, and
+/// frees the space that only they have used. The rule retains the last one of each of a number of periods that have one,
+/// in UTC, and always the one made last and the one with the latest time. All disks of a machine are retained or removed
+/// together.
 /// Without a rule none is removed, and only what interrupted backups have left is freed.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BackupPrune {
-    /// Only backups of this VDI of this host; if omitted, those of each disk, by themselves.
+    /// Only backups of this VDI of this host, alone; if omitted, those of each machine and disk, by themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vdi: Option<Uuid>,
+    /// Only backups of this VM of this host, with all of its disks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vm: Option<Uuid>,
     /// The number of last backups that are retained.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<u16>,

@@ -39,8 +39,8 @@ mod vm_snapshot;
 
 pub use autostart::Autostart;
 pub use backup_target::{
-    BackupId, BackupPrune, BackupRemove, BackupTarget, BackupTargetAdd, DiskBackup, VdiBackup, VdiRestore, VmBackup,
-    VmRestore,
+    BackupId, BackupMoment, BackupPrune, BackupRemove, BackupTarget, BackupTargetAdd, DiskBackup, VdiBackup,
+    VdiRestore, VmBackup, VmRestore,
 };
 pub use calibration::{
     CalibrationOperation, SizeRule, SrCalibrate, SrCalibrated, SrCalibration, SrMeasured, SrPolicy, Storage,

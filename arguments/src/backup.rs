@@ -142,6 +142,16 @@ pub struct BackupCreate {
     /// The moment of the content (RFC 3339), if that is not now
     #[arg(long, value_name = "TIME")]
     pub time: Option<String>,
+    /// What identifies the machine, if this is one of the backups of all of its disks at one moment: rules of retention
+    /// count them as one
+    #[arg(long, value_name = "TEXT", requires = "moment")]
+    pub machine: Option<String>,
+    /// What identifies that moment, such as a random UUID: the same with each of the disks, and never again
+    #[arg(long, value_name = "TEXT", requires = "disks")]
+    pub moment: Option<String>,
+    /// The number of disks of the machine
+    #[arg(long, value_name = "N", requires = "machine", value_parser = number::<u32>(1..=65_535))]
+    pub disks: Option<u32>,
     /// Keep the JSON in the variable TAPLINE_PROPERTIES with the backup; `show --json` prints it. Not an argument,
     /// because every user of a host can read those
     #[arg(long, hide = true)]
@@ -270,12 +280,15 @@ pub struct BackupPrune {
     /// Which target.
     #[command(flatten)]
     pub at: At,
-    /// Only backups of the disk of this name [default: those of each disk, by themselves]
+    /// Only backups of the disk of this name [default: those of each disk and machine, by themselves]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
     /// Only backups of the disk that was identified by this text
     #[arg(long, value_name = "TEXT", conflicts_with = "name")]
     pub disk: Option<String>,
+    /// Only backups of the machine that was identified by this text, of which all disks are retained or removed together
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["name", "disk"])]
+    pub machine: Option<String>,
     /// Which are retained.
     #[command(flatten)]
     pub keep: Keep,
@@ -287,7 +300,7 @@ pub struct BackupPrune {
     pub grace: Grace,
 }
 
-/// Which backups of a disk are retained. None of these options: all; only leftovers are deleted.
+/// Which backups of a disk or machine are retained. None of these options: all; only leftovers are deleted.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct Keep {
     /// Retain the last N backups

@@ -54,6 +54,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             label: image,
             time: 0,
             properties: None,
+            moment: None,
             source: &source,
             base: None,
             threads,

@@ -38,7 +38,7 @@ pub use error::Error;
 pub use id::{Digest, Id};
 pub use index::Statistics;
 pub use key::{Key, KeyError};
-pub use log::Record;
+pub use log::{MachineMoment, Record};
 pub use name::{Name, prefix};
 pub use prune::{Prune, Pruned};
 pub use reader::Reader;

@@ -64,6 +64,20 @@ pub struct Record {
     pub content: Digest,
     /// The base of an incremental backup, for information: a backup needs no other one to be restored.
     pub base: Option<Id>,
+    /// The moment that it is a part of, with the backups of other disks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moment: Option<MachineMoment>,
+}
+
+/// A state of a machine: backups of all of its disks, of which each is published by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineMoment {
+    /// The machine, such as by its UUID.
+    pub machine: Id,
+    /// The moment, the same with each of the disks, and never again.
+    pub id: Id,
+    /// The number of disks. With fewer the state is incomplete: more are being backed up, or that has failed.
+    pub disks: u32,
 }
 
 /// All that is published and doomed at a number of the log.

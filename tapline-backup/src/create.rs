@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use arguments::backup::BackupCreate;
-use backup::{Base, Digest, Id, Job, Name, Record, Source, Statistics, Target};
+use backup::{Base, Digest, Id, Job, MachineMoment, Name, Record, Source, Statistics, Target};
 use control::printable;
 use control::size::readable;
 use jiff::Timestamp;
@@ -71,6 +71,10 @@ fn check(create: &BackupCreate) -> Result<(), Failure> {
     if create.disk.as_ref().is_some_and(|disk| disk.is_empty() || disk.len() > NAME_MAX) {
         return bad("the text that identifies a disk must have 1 to 255 bytes", "give a shorter --disk");
     }
+    let machine = [&create.machine, &create.moment];
+    if machine.into_iter().flatten().any(|text| text.is_empty() || text.len() > NAME_MAX) {
+        return bad("what identifies a machine or moment must have 1 to 255 bytes", "give a shorter text");
+    }
     if create.since.is_some() && create.changed.is_none() && create.bitmap.is_none() {
         return bad(
             "--since needs the changes since that backup",
@@ -83,6 +87,12 @@ fn check(create: &BackupCreate) -> Result<(), Failure> {
         (true, _, false) => bad("--parent is for an image, given as FORMAT:PATH", "omit it: an export has no parents"),
         _ => Ok(()),
     }
+}
+
+/// The moment of a machine that the backup is a part of.
+fn machine_moment(create: &BackupCreate) -> Option<MachineMoment> {
+    let (machine, moment) = create.machine.as_deref().zip(create.moment.as_deref())?;
+    Some(MachineMoment { machine: Id::of_name(machine), id: Id::of_name(moment), disks: create.disks? })
 }
 
 /// A time of the command line, in seconds since 1970.
@@ -126,6 +136,7 @@ fn back_up(
         disk: Id::of_name(create.disk.as_ref().unwrap_or(&create.name)),
         label: &create.name,
         time,
+        moment: machine_moment(create),
         properties: properties.as_deref(),
         source: &source,
         base,

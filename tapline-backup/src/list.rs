@@ -50,6 +50,7 @@ pub fn fields(record: &Record) -> serde_json::Value {
         "size": record.len,
         "content": record.content,
         "since": record.base,
+        "moment": record.moment,
     })
 }
 
@@ -69,9 +70,13 @@ pub fn show(one: &BackupOne) -> Result<Exit, Failure> {
         return Ok(Exit::Done);
     }
     let since = record.base.map_or_else(|| "none: all of the disk was read".to_owned(), |base| base.to_string());
+    let machine = record.moment.map_or_else(
+        || "none: the disk alone".to_owned(),
+        |moment| format!("one of its {} disks at moment {}", moment.disks, moment.id),
+    );
     print(&format!(
         "id            {}\nname          {}\ntime          {}\nsize          {}\ncontent       {}\nsince         {since}\n\
-         read          {}\nholes         {}\nunchanged     {}\ndeduplicated  {}\nsent          {}\n",
+         machine       {machine}\nread          {}\nholes         {}\nunchanged     {}\ndeduplicated  {}\nsent          {}\n",
         record.id,
         printable(&record.label),
         time(record.time),

@@ -1,6 +1,6 @@
 //! `backup remove` and `backup prune`.
 
-use std::collections::BTreeMap;
+use std::cell::Cell;
 
 use arguments::backup::{BackupPrune, BackupRemove, Grace, Keep};
 use backup::{Control, Id, Prune, Pruned, Record, Target};
@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::failure::{Exit, Failure};
 use crate::list::{fields, table};
 use crate::output::{now, print, print_json};
-use crate::retention::superfluous;
+use crate::retention::{self, Among, Judged};
 use crate::stop;
 use crate::target::{self, find};
 
@@ -20,7 +20,8 @@ pub fn remove(remove: &BackupRemove) -> Result<Exit, Failure> {
     let backups = target.backups()?;
     let found: Result<Vec<Record>, Failure> = remove.ids.iter().map(|word| find(&backups, word)).collect();
     let ids: Vec<Id> = found?.iter().map(|record| record.id).collect();
-    carry_out(&target, &|_| ids.clone(), remove.grace, remove.at.json)
+    let named = |_: &[Record]| Judged { superfluous: ids.clone(), unjudged: 0 };
+    carry_out(&target, &named, remove.grace, remove.at.json)
 }
 
 /// Removes what is superfluous by the rule.
@@ -32,45 +33,63 @@ pub fn prune(prune: &BackupPrune) -> Result<Exit, Failure> {
             .advise("retain one with --keep-last 1, or remove backups by their ids with 'tapline backup remove'"));
     }
     let target = target::open(&prune.at)?.target;
-    if (prune.name.is_some() || prune.disk.is_some()) && given.is_empty() {
-        return Err(
-            Failure::new(Exit::Usage, "--name and --disk need a rule").advise("give one, such as --keep-daily 7")
-        );
+    if (prune.name.is_some() || prune.disk.is_some() || prune.machine.is_some()) && given.is_empty() {
+        return Err(Failure::new(Exit::Usage, "--name, --disk and --machine need a rule")
+            .advise("give one, such as --keep-daily 7"));
     }
-    let (now, disk) = (now(), prune.disk.as_deref().map(Id::of_name));
-    // By what is published when the backups are removed: another host may remove some meanwhile.
-    let choose = |backups: &[Record]| -> Vec<Id> {
-        let mut disks: BTreeMap<Id, Vec<&Record>> = BTreeMap::new();
-        let is_of = |record: &&Record| {
-            prune.name.as_ref().is_none_or(|name| &record.label == name) && disk.is_none_or(|disk| record.disk == disk)
-        };
-        let named = backups.iter().filter(is_of);
-        named.for_each(|record| disks.entry(record.disk).or_default().push(record));
-        match given.is_empty() {
-            true => Vec::new(),
-            false => disks.values().flat_map(|taken| superfluous(&prune.keep, taken, now)).collect(),
-        }
+    let now = now();
+    let among = match (&prune.name, &prune.disk, &prune.machine) {
+        (Some(name), _, _) => Among::Name(name),
+        (_, Some(disk), _) => Among::Disk(Id::of_name(disk)),
+        (_, _, Some(machine)) => Among::Machine(Id::of_name(machine)),
+        (None, None, None) => Among::All,
+    };
+    let judge = |backups: &[Record]| match given.is_empty() {
+        true => Judged::default(),
+        false => retention::judge(&prune.keep, backups, among, now),
     };
     if prune.dry_run {
         let backups = target.backups()?;
-        let chosen = choose(&backups);
-        let superfluous: Vec<Record> = backups.into_iter().filter(|record| chosen.contains(&record.id)).collect();
+        let judged = judge(&backups);
+        let superfluous: Vec<Record> =
+            backups.into_iter().filter(|record| judged.superfluous.contains(&record.id)).collect();
         match prune.at.json {
-            true => print_json(&json!({ "would-remove": superfluous.iter().map(fields).collect::<Vec<_>>() }))?,
-            false => print(&table(&superfluous))?,
+            true => print_json(&json!({
+                "would-remove": superfluous.iter().map(fields).collect::<Vec<_>>(),
+                "unjudged": judged.unjudged,
+            }))?,
+            false => print(&format!("{}{}", table(&superfluous), unjudged(judged.unjudged)))?,
         }
         return Ok(Exit::Done);
     }
-    carry_out(&target, &choose, prune.grace, prune.at.json)
+    carry_out(&target, &judge, prune.grace, prune.at.json)
+}
+
+/// A line about backups that the rule has spared for want of the rest of their machine.
+fn unjudged(number: u64) -> String {
+    match number {
+        0 => String::new(),
+        _ => format!(
+            "{number} backups are retained whatever the rule: they belong to machines of which the other disks are not \
+             backed up, or were not chosen\n"
+        ),
+    }
 }
 
 fn carry_out(
     target: &Target,
-    remove: &dyn Fn(&[Record]) -> Vec<Id>,
+    judge: &dyn Fn(&[Record]) -> Judged,
     grace: Grace,
     is_json: bool,
 ) -> Result<Exit, Failure> {
-    let prune = Prune { remove, now: now(), grace: u64::from(grace.grace) * 3600 };
+    let spared = Cell::new(0);
+    // By what is published when the backups are removed: another host may remove some meanwhile.
+    let remove = |backups: &[Record]| {
+        let Judged { superfluous, unjudged } = judge(backups);
+        spared.set(unjudged);
+        superfluous
+    };
+    let prune = Prune { remove: &remove, now: now(), grace: u64::from(grace.grace) * 3600 };
     let mut control = Control { cancel: stop::cancelled(), progress: &mut |_| {} };
     let pruned = target.prune(&prune, &mut control)?;
     let Pruned { backups, deleted, moved, orphans } = pruned;
@@ -80,13 +99,15 @@ fn carry_out(
             "deleted": deleted,
             "moved": moved,
             "spared": orphans,
+            "unjudged": spared.get(),
         }))?,
         false => print(&format!(
             "{}{} backups removed, {deleted} objects deleted, {} moved; {orphans} objects that no backup refers to \
-             are spared until their grace period ends\n",
+             are spared until their grace period ends\n{}",
             table(&backups),
             backups.len(),
             readable(moved),
+            unjudged(spared.get()),
         ))?,
     }
     Ok(Exit::Done)

@@ -86,9 +86,12 @@ pub struct Prune {
     /// Name or UUID prefix
     #[arg(value_name = "TARGET")]
     backup_target: String,
-    /// Only backups of this disk: its name or UUID prefix [default: those of each disk, by themselves]
+    /// Only backups of this disk alone: its name or UUID prefix [default: those of each machine and each disk alone]
     #[arg(long)]
     vdi: Option<String>,
+    /// Only backups of this machine, of which all disks are retained or removed together: its name or UUID prefix
+    #[arg(long, conflicts_with = "vdi")]
+    vm: Option<String>,
     /// Retain the last N backups
     #[arg(long = "keep-last", value_name = "N")]
     last: Option<u16>,
@@ -113,10 +116,11 @@ pub struct Prune {
 
 impl Prune {
     async fn run(self, session: &Session) -> Result<(), Problem> {
-        let Prune { backup_target, vdi, last, hourly, daily, weekly, monthly, grace, waiting } = self;
+        let Prune { backup_target, vdi, vm, last, hourly, daily, weekly, monthly, grace, waiting } = self;
         let target = session.backup_target(&backup_target).await?;
         let vdi = session.vdi_if(vdi.as_deref()).await?;
-        let asked = BackupPrune { vdi, last, hourly, daily, weekly, monthly, grace };
+        let vm = session.vm_if(vm.as_deref()).await?;
+        let asked = BackupPrune { vdi, vm, last, hourly, daily, weekly, monthly, grace };
         removed(session, session.client.backup_prune(target, &asked).await?, waiting).await
     }
 }
@@ -127,12 +131,20 @@ async fn removed(session: &Session, answer: Answer<Value>, waiting: Waiting) -> 
         Outcome::Done(done) => {
             let backups = done["removed"].as_array().map_or(0, Vec::len);
             let number = |field: &str| done[field].as_u64().unwrap_or(0);
-            print(&format!(
+            let mut text = format!(
                 "{backups} backups removed, {} objects deleted; {} objects that no backup refers to are spared until \
                  their grace period ends\n",
                 number("deleted"),
                 number("spared")
-            ))
+            );
+            if number("unjudged") > 0 {
+                text += &format!(
+                    "{} backups are retained whatever the rule: they belong to machines of which the other disks are \
+                     not backed up, or were not chosen\n",
+                    number("unjudged")
+                );
+            }
+            print(&text)
         }
         Outcome::Printed => Ok(()),
     }
@@ -155,7 +167,16 @@ const BACKUPS: &[Column<DiskBackup>] = &[
     Column::new("time", |backup, _| format!("{:.0}", backup.time)),
     Column::new("size", |backup: &DiskBackup, _| readable(backup.size)).right(),
     Column::new("name", |backup, _| backup.name.clone()),
+    Column::new("machine at", |backup: &DiskBackup, _| moment(backup)).if_room(),
 ];
+
+/// The moment that a backup is a part of, in short.
+fn moment(backup: &DiskBackup) -> String {
+    backup.moment.as_ref().map_or_else(String::new, |moment| {
+        let id = moment.id.get(..8).unwrap_or(&moment.id);
+        format!("{id} ({} disks)", moment.disks)
+    })
+}
 
 impl TargetVerb {
     /// Runs the verb and prints its output.

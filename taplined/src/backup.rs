@@ -14,6 +14,8 @@ mod snapshot;
 mod target;
 mod vdi;
 
+use std::collections::HashSet;
+
 use api::{Description, LogicalBlockSize, Mode, Name, Problem, VmHardware};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -43,6 +45,8 @@ struct Properties {
 /// A machine, as it is kept with each of its disks. Its cloud-init seed is not: it has secrets.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Machine {
+    /// The VM on the host that made the backup.
+    vm: Uuid,
     /// The moment: the same with all of its disks, and never again.
     moment: Uuid,
     name: Name,
@@ -51,6 +55,14 @@ struct Machine {
     hardware: VmHardware,
     /// All disks, by position.
     disks: Vec<MachineDisk>,
+}
+
+impl Machine {
+    /// The number of its disks that are backed up.
+    fn backed_up(&self) -> usize {
+        let writable = self.disks.iter().filter(|disk| disk.mode == Mode::ReadWrite);
+        writable.map(|disk| disk.vdi).collect::<HashSet<_>>().len()
+    }
 }
 
 /// A disk of a machine.
@@ -71,7 +83,7 @@ pub async fn remove_left_over(daemon: &Daemon) -> Result<(), Problem> {
     snapshot::remove_left_over(daemon).await
 }
 
-/// What identifies a VDI on all targets: never its name, which can be given to another one.
-fn identity(daemon: &Daemon, vdi: Uuid) -> String {
-    format!("{}/{vdi}", daemon.host())
+/// What identifies a VDI or a VM on all targets: never its name, which can be given to another one.
+fn identity(daemon: &Daemon, object: Uuid) -> String {
+    format!("{}/{object}", daemon.host())
 }

@@ -194,6 +194,7 @@ fn a_cancelled_backup_does_not_count_and_sends_no_more() {
         label: "",
         time: 1,
         properties: None,
+        moment: None,
         source: &disk,
         base: None,
         threads: 2,

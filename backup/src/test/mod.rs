@@ -88,6 +88,7 @@ fn back_up(target: &Target, disk: Id, time: u64, image: &Image, base: Option<Bas
         label: "disk",
         time,
         properties: Some("{}"),
+        moment: None,
         source: image,
         base,
         threads: 1,

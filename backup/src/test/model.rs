@@ -73,6 +73,7 @@ fn episode(seed: u64) -> Result<(), String> {
                 label: "guest",
                 time,
                 properties: None,
+                moment: None,
                 source: &guest.image,
                 base,
                 threads,

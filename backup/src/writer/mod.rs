@@ -21,7 +21,7 @@ use crate::chunks::Chunks;
 use crate::error::Error;
 use crate::id::{Digest, Id};
 use crate::index::{Index, Statistics};
-use crate::log::{Appended, Change, Record, View};
+use crate::log::{Appended, Change, MachineMoment, Record, View};
 use crate::name::{Name, prefix};
 use crate::planted::Bug;
 use crate::source::Source;
@@ -45,6 +45,8 @@ pub struct Job<'a> {
     pub label: &'a str,
     /// The moment of the content, in seconds since 1970.
     pub time: u64,
+    /// The moment that it is a part of, with backups of other disks.
+    pub moment: Option<MachineMoment>,
     /// Text of the caller that is kept with the backup and returned with its details, such as what a machine needs
     /// besides the content of its disk. On an encrypted target it is encrypted.
     pub properties: Option<&'a str>,

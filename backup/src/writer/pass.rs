@@ -277,6 +277,7 @@ impl<'a> Pass<'a> {
             len: job.source.len(),
             content: content(&target.codec, target, job.source.len(), &self.pages),
             base: job.base.as_ref().map(|base| base.backup),
+            moment: job.moment,
         };
         let read = self.chunks.packs.iter().zip(&self.used).filter(|(_, used)| **used).map(|(name, _)| name);
         let used = read.chain(&self.packer.written).cloned().collect();

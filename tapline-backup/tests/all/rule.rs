@@ -55,3 +55,38 @@ fn lists_are_of_one_disk_or_of_all() {
     assert!(shown.code == 0 && shown.out.contains(made["content"].as_str().unwrap()) && !shown.out.contains('\u{1b}'));
     assert_eq!(room.run(&["show", "t", id(&made), "--json"]).json()["statistics"], made["statistics"]);
 }
+
+#[test]
+fn the_disks_of_a_machine_at_a_moment_are_retained_or_removed_together() {
+    let room = Room::new();
+    room.image("a.raw", 4, 1);
+    room.image("b.raw", 4, 2);
+    let at = |disk: &str, moment: &str| {
+        let words = ["--machine", "web", "--moment", moment, "--disks", "2"];
+        id(&room.back_up(&format!("raw:{disk}.raw"), disk, &words)).to_owned()
+    };
+    let first = [at("a", "1"), at("b", "1")];
+    let second = [at("a", "2"), at("b", "2")];
+    let alone = id(&room.back_up("raw:a.raw", "a", &[])).to_owned();
+    // Of a third moment one disk is there only.
+    let third = at("a", "3");
+    let prune = |words: &[&str]| room.run(&[&["prune", "t", "--keep-last", "1", "--json"], words].concat()).json();
+    let removed = |pruned: &serde_json::Value| -> Vec<String> {
+        pruned["removed"].as_array().unwrap().iter().map(|backup| id(backup).to_owned()).collect()
+    };
+    let of_disk = prune(&["--name", "b"]);
+    assert_eq!((removed(&of_disk).len(), &of_disk["unjudged"]), (0, &serde_json::json!(2)));
+    let pruned = prune(&["--machine", "web"]);
+    let mut gone = removed(&pruned);
+    gone.sort();
+    let mut expected = first.to_vec();
+    expected.sort();
+    assert_eq!((gone, &pruned["unjudged"]), (expected, &serde_json::json!(1)));
+    let left: Vec<String> = room.list().iter().map(|backup| id(backup).to_owned()).collect();
+    assert_eq!(left, [second[0].clone(), second[1].clone(), alone, third.clone()]);
+    let text = room.run(&["prune", "t", "--keep-last", "1"]).out;
+    assert!(text.contains("are retained whatever the rule"), "{text}");
+    assert!(room.run(&["show", "t", &third]).out.contains("one of its 2 disks"));
+    room.run(&["create", "t", "raw:a.raw", "--name", "a", "--moment", "1"]).failed(64, "--disks");
+    room.run(&["prune", "t", "--machine", "web"]).failed(64, "rule");
+}

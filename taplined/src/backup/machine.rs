@@ -151,6 +151,7 @@ fn machine(vm: &Vm, taken: &VmSnapshot) -> Machine {
         vdi: disk.vdi,
     });
     Machine {
+        vm: vm.uuid,
         moment: taken.uuid,
         name: vm.name.clone(),
         description: vm.description.clone(),

@@ -66,7 +66,7 @@ pub async fn restore_vm(daemon: &Daemon, from: Uuid, asked: VmRestore) -> Result
     daemon.tasks.start_job(daemon, job, held).await
 }
 
-/// The backups of all disks at a moment, by VDI. `shown` is one of them; only those with its time can be others.
+/// The backups of all disks at a moment, by VDI. `shown` is one of them.
 async fn backups_of(
     daemon: &Daemon,
     from: &BackupTarget,
@@ -74,9 +74,9 @@ async fn backups_of(
     moment: Uuid,
 ) -> Result<HashMap<Uuid, Shown>, Problem> {
     let all = target::backups_on(daemon, from, None).await?;
-    let time = all.iter().find(|backup| backup.id == shown.id).map(|backup| backup.time);
+    let listed = all.iter().find(|backup| backup.id == shown.id).and_then(|backup| backup.moment.as_ref());
     let mut found = HashMap::new();
-    for backup in all.iter().filter(|backup| Some(backup.time) == time) {
+    for backup in all.iter().filter(|backup| backup.moment.is_some() && backup.moment.as_ref() == listed) {
         let shown = Shown::of(daemon, from, &backup.id).await?;
         let properties = shown.properties();
         if let (Some(vdi), Some(true)) = (properties.vdi, properties.machine.map(|machine| machine.moment == moment)) {

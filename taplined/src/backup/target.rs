@@ -131,7 +131,7 @@ pub async fn remove(daemon: &Daemon, target: Uuid, asked: BackupRemove) -> Resul
 
 /// Starts a `backup-prune` task.
 pub async fn prune(daemon: &Daemon, target: Uuid, asked: BackupPrune) -> Result<Task, Problem> {
-    let BackupPrune { vdi, last, hourly, daily, weekly, monthly, grace } = asked;
+    let BackupPrune { vdi, vm, last, hourly, daily, weekly, monthly, grace } = asked;
     let rule = [
         ("--keep-last", last),
         ("--keep-hourly", hourly),
@@ -144,14 +144,22 @@ pub async fn prune(daemon: &Daemon, target: Uuid, asked: BackupPrune) -> Result<
     if !given.is_empty() && given.iter().all(|(_, number)| *number == 0) {
         return invalid("this rule would retain no backup at all", "last");
     }
-    if vdi.is_some() && given.is_empty() {
-        return invalid("the backups of one VDI can only be removed by a rule", "vdi");
+    match (vdi, vm) {
+        (Some(_), Some(_)) => return invalid("give a VDI or a VM, whose disks are retained or removed together", "vm"),
+        (Some(_), None) if given.is_empty() => {
+            return invalid("the backups of one VDI can only be removed by a rule", "vdi");
+        }
+        (None, Some(_)) if given.is_empty() => {
+            return invalid("the backups of one VM can only be removed by a rule", "vm");
+        }
+        _ => {}
     }
     if grace.is_some_and(|grace| grace > GRACE_MAX) {
         return invalid("a time of grace must be at most 87600 hours", "grace");
     }
     let mut words: Vec<OsString> =
         given.into_iter().flat_map(|(word, number)| [word.into(), number.to_string().into()]).collect();
+    words.extend(vm.into_iter().flat_map(|vm| ["--machine".into(), identity(daemon, vm).into()]));
     words.extend(vdi.into_iter().flat_map(|vdi| ["--disk".into(), identity(daemon, vdi).into()]));
     words.extend(grace.into_iter().flat_map(|grace| ["--grace".into(), grace.to_string().into()]));
     let work = Work { verb: "backup-prune", step: "prune", words, result: |_, pruned| Ok(pruned) };

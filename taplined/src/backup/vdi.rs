@@ -165,6 +165,11 @@ impl Source<'_> {
         words.push(format!("--name={}", label(vdi.name.as_str())).into());
         words.extend(["--disk".into(), identity(daemon, disk_of(vdi)).into()]);
         words.extend(["--time".into(), time.to_string().into()]);
+        if let Some(machine @ Machine { vm, moment, .. }) = machine {
+            words.extend(["--machine".into(), identity(daemon, *vm).into()]);
+            words.extend(["--moment".into(), moment.to_string().into()]);
+            words.extend(["--disks".into(), machine.backed_up().to_string().into()]);
+        }
         words.push("--properties".into());
         words.extend(changes::since(daemon, disk_of(vdi), snapshot, last).await?);
         Ok((words, properties))

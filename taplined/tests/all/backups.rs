@@ -627,3 +627,37 @@ fn superfluous_backups_of_one_disk_are_pruned() {
     let all = room.daemon.get(&format!("/backup-targets/{}/backups", room.target)).1;
     assert_eq!(all.as_array().unwrap().len(), 3);
 }
+
+#[test]
+fn a_machine_can_be_restored_after_every_prune() {
+    let room = Room::new();
+    room.write(&["write -P 1 0 1M"]);
+    let (vm, data) = machine(&room);
+    let back_up = || {
+        let done = room.daemon.done(room.daemon.post(&format!("/vms/{vm}/backup"), json!({ "target": room.target })));
+        done["disks"].as_array().unwrap().iter().map(|disk| disk["backup"].clone()).collect::<Vec<_>>()
+    };
+    let prune = |asked: Value| room.daemon.post(&format!("/backup-targets/{}/prune", room.target), asked);
+    let removed = |pruned: &Value| {
+        let removed = pruned["removed"].as_array().unwrap().iter().map(|backup| backup["id"].to_string());
+        removed.collect::<BTreeSet<_>>()
+    };
+    let (first, second) = (back_up(), back_up());
+    // Newer states of the disks alone are none of the machine.
+    room.back_up();
+    room.daemon.done(room.daemon.post(&format!("/vdis/{data}/backup"), json!({ "target": room.target })));
+    assert_eq!(prune(json!({ "vm": vm })).0, 400);
+    assert_eq!(prune(json!({ "vm": vm, "vdi": data, "last": 1 })).0, 400);
+    let of_disk = room.daemon.done(prune(json!({ "vdi": data, "last": 1 })));
+    assert_eq!((removed(&of_disk).len(), &of_disk["unjudged"]), (0, &json!(2)));
+    let pruned = room.daemon.done(prune(json!({ "last": 1, "grace": 0 })));
+    let expected: BTreeSet<String> = first.iter().map(Value::to_string).collect();
+    assert_eq!((removed(&pruned), &pruned["unjudged"]), (expected, &json!(0)));
+    let asked = json!({ "backup": second[1], "sr": room.sr, "name": "again" });
+    room.daemon.done(room.daemon.post(&format!("/backup-targets/{}/restore-vm", room.target), asked));
+    let third = back_up();
+    let of_vm = room.daemon.done(prune(json!({ "vm": vm, "last": 1 })));
+    assert_eq!(removed(&of_vm), second.iter().map(Value::to_string).collect());
+    let moments: BTreeSet<String> = room.backups().iter().map(|backup| backup["moment"]["disks"].to_string()).collect();
+    assert_eq!((moments, third.len()), (BTreeSet::from(["2".into(), "null".into()]), 2));
+}

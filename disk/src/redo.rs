@@ -86,6 +86,8 @@ const CAPACITY_AT: usize = 56;
 pub const STAMPS_AT: [usize; 3] = [64, 96, 208];
 /// Offset of the number of bytes that the file has at least.
 const REACH_AT: usize = 232;
+/// Offset of the flag that a log in this place was void ([`RedoLog::was_void`]).
+const WAS_VOID_AT: usize = 240;
 /// The value at [`ACCEPTED_AT`] when all stamps count.
 const ALL_STAMPS: u64 = 0b111;
 /// In addition to the stamps: the log also belongs to the file with its identity, with any stamp or none. This is so
@@ -96,8 +98,12 @@ pub const IDENTITY_AT: usize = 256;
 /// Bytes from the beginning that say whose log it is, what requests its process had in flight, and whether there is
 /// something to be read.
 pub const PREFIX_LEN: usize = IDENTITY_AT + IDENTITY_LEN;
-const _: () =
-    assert!(STAMPS_AT[2] + STAMP_LEN <= REACH_AT && REACH_AT + WORD <= IDENTITY_AT && PREFIX_LEN <= HEADER_LEN);
+const _: () = assert!(
+    STAMPS_AT[2] + STAMP_LEN <= REACH_AT
+        && REACH_AT < WAS_VOID_AT
+        && WAS_VOID_AT + WORD <= IDENTITY_AT
+        && PREFIX_LEN <= HEADER_LEN
+);
 const _: () = assert!(STAMPS_AT[1] + STAMP_LEN <= IN_FLIGHT.start && IN_FLIGHT.end <= STAMPS_AT[2]);
 /// Bytes from the beginning that say whether there is something to be read.
 pub const STATE_LEN: usize = 64;
@@ -134,6 +140,12 @@ pub fn stamps_of(prefix: &[u8; PREFIX_LEN]) -> Vec<Stamp> {
 /// Whether a log, from its beginning, is understood and belongs to another file or to another state of this one.
 pub fn is_void(prefix: &[u8; PREFIX_LEN], owner: &Owner) -> bool {
     is_understood(prefix) && accepted_of(prefix, owner).is_none()
+}
+
+/// Whether a log, from its beginning, says that another one was in its place ([`RedoLog::was_void`]).
+pub fn was_void(prefix: &[u8; PREFIX_LEN]) -> bool {
+    let word = prefix.get(WAS_VOID_AT..).and_then(|rest| rest.first_chunk());
+    is_understood(prefix) && word.is_some_and(|word| u64::from_ne_bytes(*word) != 0)
 }
 
 fn is_understood(prefix: &[u8; PREFIX_LEN]) -> bool {
@@ -214,8 +226,6 @@ pub struct RedoLog {
     failed: bool,
     /// The last stamp that this process has made.
     stamp: Stamp,
-    /// The region held something that belongs to another file, or to another state of this one.
-    was_void: bool,
 }
 
 impl fmt::Debug for RedoLog {
@@ -245,12 +255,13 @@ impl RedoLog {
             owed: None,
             failed: false,
             stamp: Stamp { session: owner.session, number: 0 },
-            was_void: false,
         };
         if log.is_of(owner)? {
             log.resume(source)?;
         } else {
-            log.was_void = log.says_something();
+            if log.word(MAGIC_AT) == MAGIC {
+                log.store(WAS_VOID_AT, 1);
+            }
             log.reset(&owner.identity);
         }
         Ok(log)
@@ -281,15 +292,16 @@ impl RedoLog {
         }
     }
 
-    /// Whether the region holds a log with something to be read.
-    fn says_something(&self) -> bool {
-        self.region.read::<STATE_LEN>(0).is_some_and(|state| is_left(&state))
+    /// Whether the region held the log of another file, or of another state of this one, and [`RedoLog::forget_void`]
+    /// was not called since: the file may have been replaced or restored, or another program has written to it. It
+    /// outlives the process, since the log itself is dropped when it is opened.
+    pub fn was_void(&self) -> bool {
+        self.word(WAS_VOID_AT) != 0
     }
 
-    /// Whether the region held something that belongs to another file, or to another state of this one: it was
-    /// dropped.
-    pub fn was_void(&self) -> bool {
-        self.was_void
+    /// Nothing depends any more on whether something else has changed the file: what relied on it is void, durably.
+    pub fn forget_void(&self) {
+        self.store(WAS_VOID_AT, 0);
     }
 
     /// An empty log. Until it has its first word, the region holds none.

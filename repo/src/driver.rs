@@ -12,7 +12,7 @@ mod same_file;
 mod scratch;
 mod unfinished;
 
-pub use directory::{Capacity, Directory, Entry, FileNumbers, LOCK, UNFINISHED, file_failed, is_used};
+pub use directory::{Capacity, Directory, Entry, FileNumbers, LOCK, UNFINISHED, end_map, file_failed, is_used};
 pub use durable::Appended;
 pub use label::{LABEL, Label};
 pub use last_host::{Last, LastHost, last_host_at, machine};

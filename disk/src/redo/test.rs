@@ -142,7 +142,9 @@ fn a_log_with_records_is_void_for_a_file_without_its_stamp() {
         bed.file = [first, file()].concat();
         let log = bed.open();
         assert!(log.was_void() && log.owed().is_none());
-        assert!(!bed.open().was_void(), "it was dropped");
+        assert!(bed.open().was_void(), "the next process knows it, too");
+        bed.open().forget_void();
+        assert!(!bed.open().was_void());
     }
 }
 
@@ -154,6 +156,21 @@ fn a_log_without_records_belongs_to_the_file_with_its_identity() {
     let other = Owner { identity: [8; IDENTITY_LEN], ..OWNER };
     let log = RedoLog::open(bed.region.clone(), &other, &mut bed.file.as_slice()).unwrap();
     assert!(log.was_void() && !log.has_failed());
+}
+
+#[test]
+fn an_empty_log_is_void_for_another_state_of_its_file() {
+    let mut bed = Bed::new();
+    let mut log = bed.open();
+    append(&mut log, |changes| changes.bytes(0, at(0), &[1]));
+    log.seal();
+    log.settle(true, true);
+    assert!(log.is_clean() && !bed.open().was_void());
+    bed.file = [stamped(Stamp { session: [1; 16], number: 2 }), file()].concat();
+    let log = bed.open();
+    assert!(log.is_clean() && log.was_void(), "the process was killed, and the file restored");
+    let prefix = bed.region.read(0).unwrap();
+    assert!(was_void(&prefix) && !is_left(prefix.first_chunk().unwrap()));
 }
 
 #[test]

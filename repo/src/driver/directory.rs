@@ -472,7 +472,7 @@ fn check_name(name: &str) -> Result<(), &'static str> {
 }
 
 /// Removes the mark of a map of changed blocks, durably, before anything is written without it.
-fn end_map(image: &File) -> Result<(), Errno> {
+pub fn end_map(image: &File) -> Result<(), Errno> {
     match rustix::fs::fremovexattr(image, MARK) {
         Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
         removed => removed.and_then(|()| rustix::fs::fsync(image)),

@@ -19,7 +19,7 @@ use uring::{Cache, ImageFile, OpenOptions};
 use crate::files::mark::{hex, parse_id};
 use crate::files::{Files, passed};
 use crate::image::chain::Layers;
-use crate::image::tracking::{self, OpenMap};
+use crate::image::tracking::{self, OpenMap, VOID_LOG};
 use crate::process::failure::Failure;
 use crate::process::log::say;
 
@@ -202,10 +202,6 @@ fn verified(
         None => Ok(OpenMap { file, map }),
     }
 }
-
-/// Why a map is refused whose image does not fit its redo log.
-pub const VOID_LOG: &str = "the image is not in the state in which the last process left it: another program has \
-                            written to it, or it was restored";
 
 fn failed(why: &dyn std::fmt::Display) -> Failure {
     Failure::new("agree with the daemon on a map of changed blocks", why.to_string())

@@ -195,9 +195,21 @@ pub fn settle_above(
         None if unsynced => sync(file).map_err(failed)?,
         None => {}
     }
+    let was_void = log.was_void();
     drop(log);
-    found.end();
+    if !was_void {
+        found.end();
+    }
     Ok(false)
+}
+
+/// Returns whether the last process has left the image in another state than it is in, as far as its log shows: it was
+/// replaced or restored, or another program has written to it.
+pub fn is_void(files: &Files, image: &mut ImageFile) -> io::Result<bool> {
+    let owner = owner(image)?;
+    let found = LogFile::of(files, image, &owner, false)?;
+    let prefix = found.map(|found| found.prefix()).transpose()?.flatten();
+    Ok(prefix.is_some_and(|prefix| redo::is_void(&prefix, &owner) || redo::was_void(&prefix)))
 }
 
 /// Explains why a log could not be replayed. No data is lost.
@@ -223,7 +235,8 @@ pub fn drop_cache(name: &ImageName, file: &mut ImageFile) {
 /// the images are still locked. A former layer may have been merged and removed since: another file may have received
 /// its inode number, and with it its log, which a running process maps.
 pub fn end_all() {
-    for found in opened().drain(..).filter(|found| !found.is_left() && found.is_own()) {
+    let is_unneeded = |found: &LogFile| !found.is_left() && !found.was_void() && found.is_own();
+    for found in opened().drain(..).filter(is_unneeded) {
         found.end();
     }
 }
@@ -343,6 +356,18 @@ impl LogFile {
         self.state().map_or(true, |state| state.is_some_and(|state| redo::is_left(&state)))
     }
 
+    /// Returns whether somebody has yet to know that the image was not as its last process had left it.
+    fn was_void(&self) -> bool {
+        self.prefix().is_ok_and(|prefix| prefix.is_some_and(|prefix| redo::was_void(&prefix)))
+    }
+
+    /// Reads what is in front of the records; `None` if it is empty.
+    fn prefix(&self) -> io::Result<Option<[u8; redo::PREFIX_LEN]>> {
+        let mut prefix = [0; redo::PREFIX_LEN];
+        let len = self.file.read_at(&mut prefix, 0)?;
+        Ok((len == prefix.len()).then_some(prefix))
+    }
+
     /// Reads the beginning of the log; `None` if it is empty.
     fn state(&self) -> io::Result<Option<[u8; redo::STATE_LEN]>> {
         let mut state = [0; redo::STATE_LEN];
@@ -368,8 +393,9 @@ impl LogFile {
         if planted(Planted::AnyStamp) {
             adopt(&region, file);
         }
+        let drops = self.is_left() && region.read(0).is_some_and(|prefix| redo::is_void(&prefix, owner));
         let log = RedoLog::open(region, owner, file).map_err(|error| self.unusable(name, error))?;
-        if log.was_void() {
+        if drops {
             say(not_used(name));
         }
         if planted(Planted::TimeDecides) && log.owed().is_some() {

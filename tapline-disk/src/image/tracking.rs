@@ -21,7 +21,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use control::{ImageName, Kind};
@@ -32,7 +32,7 @@ use uring::{Cache, EngineKind, ImageFile, OpenOptions};
 
 use crate::files::mark::{self, Mark, hex};
 use crate::files::{Files, next_to};
-use crate::image::{uuid, write_synced};
+use crate::image::{redo_log, uuid, write_synced};
 use crate::process::failure::Failure;
 use crate::process::log::say;
 
@@ -42,6 +42,10 @@ const CLOCK_STEP: Duration = Duration::from_millis(20);
 const COARSE_STEP: Duration = Duration::from_millis(2100);
 
 const THROUGH_CACHE: OpenOptions = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
+
+/// Why a map is refused whose image does not fit its redo log.
+pub const VOID_LOG: &str = "the image is not in the state in which the last process left it: another program has \
+                            written to it, or it was restored";
 
 /// A map in its file, which is open for writing and locked.
 #[derive(Debug)]
@@ -161,6 +165,22 @@ pub fn join(maps: Vec<ChangeMap>) -> Result<ChangeMap, Failure> {
     })
 }
 
+/// Fails unless all maps but the last, to which nothing is added any more, are known to be complete: they are sealed. One
+/// that is not may be a copy that was made while its disk was served, or its process was killed when its interval ended.
+pub fn must_be_sealed(paths: &[PathBuf], maps: &[ChangeMap]) -> Result<(), Failure> {
+    let ended = paths.iter().zip(maps).take(maps.len().saturating_sub(1));
+    match ended.filter(|(_, map)| !map.is_sealed()).map(|(path, _)| path).next() {
+        None => Ok(()),
+        Some(path) => {
+            let why =
+                "another map continues it, but it is not complete: it is an older copy, or its process was killed";
+            Err(Failure::new(format!("use the map of changed blocks {}", path.display()), why)
+                .of_kind(Kind::State)
+                .advise("make a full backup"))
+        }
+    }
+}
+
 /// Reads a map, and explains why a file cannot be used as one.
 pub fn read(path: &Path, file: &mut ImageFile) -> Result<ChangeMap, Failure> {
     ChangeMap::open(file).map_err(|error| {
@@ -221,11 +241,21 @@ pub fn mismatch(map: &ChangeMap, len: u64, (found, is_it): (&Mark, bool), opened
 }
 
 /// Fails unless all writes to an image of `len` bytes since the map at `path` was begun are known to be recorded in it.
-pub fn must_be_of(name: &ImageName, image: &ImageFile, len: u64, path: &Path, map: &ChangeMap) -> Result<(), Failure> {
+pub fn must_be_of(
+    files: &Files,
+    name: &ImageName,
+    image: &ImageFile,
+    len: u64,
+    (path, map): (&Path, &ChangeMap),
+) -> Result<(), Failure> {
     let tried = || format!("use the map of changed blocks {} for {name}", path.display());
     let failed = |error: io::Error| Failure::new(tried(), error);
     let state = mark::state(image).map_err(failed)?;
-    match distrust(map, len, image, Some(state)).map_err(failed)? {
+    let mut why = distrust(map, len, image, Some(state)).map_err(failed)?;
+    if why.is_none() && map.closed().is_none() && redo_log::is_void(files, &mut image.clone()).map_err(failed)? {
+        why = Some(VOID_LOG.into());
+    }
+    match why {
         None => Ok(()),
         Some(why) => Err(Failure::new(tried(), why)
             .of_kind(Kind::State)

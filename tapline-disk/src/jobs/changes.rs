@@ -20,8 +20,9 @@ use arguments::{Changes, ChangesFormat};
 pub fn run(files: &Files, changes: &Changes) -> Result<Exit, Failure> {
     let maps: Vec<ChangeMap> = changes.maps.iter().map(|path| tracking::look(files, path)).collect::<Result<_, _>>()?;
     let ids = maps.iter().map(|map| hex(&map.id())).collect();
-    if let Some(ExpectedMaps(expected)) = &changes.expect {
-        check_expected(&maps, expected)?;
+    match &changes.expect {
+        Some(ExpectedMaps(expected)) => check_expected(&maps, expected)?,
+        None => tracking::must_be_sealed(&changes.maps, &maps)?,
     }
     if let (Some(image), Some((path, map))) = (&changes.image, changes.maps.last().zip(maps.last())) {
         check(files, image, path, map)?;
@@ -61,8 +62,12 @@ pub fn run(files: &Files, changes: &Changes) -> Result<Exit, Failure> {
 /// Fails unless all writes to the image since the map was begun are known to be recorded in it.
 fn check(files: &Files, image: &ImageName, path: &Path, map: &ChangeMap) -> Result<(), Failure> {
     let file = files.open(image.path(), LOOK).map_err(Failure::said)?;
-    tracking::must_be_of(image, &file, 0, path, map)
+    tracking::must_be_of(files, image, &file, 0, (path, map))
 }
+
+/// Why a map is not taken for complete that nobody has closed: whether a redo log fits is examined when its disk is
+/// plugged.
+const KILLED: &str = "the process that recorded in it last was killed, and the disk was not plugged since";
 
 /// Fails unless the maps are those that a daemon has recorded, and name all changes of their intervals.
 fn check_expected(maps: &[ChangeMap], expected: &[ExpectedMap]) -> Result<(), Failure> {
@@ -96,7 +101,8 @@ fn why_unexpected(map: &ChangeMap, expected: &ExpectedMap) -> Option<String> {
             .then(|| "its file is not the one in which the running disk records changes".into()),
         Proof::Image(mark, state) => {
             let state = disk::changes::FileState { changed: (state.seconds, state.nanoseconds), len: state.len };
-            tracking::mismatch(map, 0, (mark, true), Some(state))
+            let killed = || map.closed().is_none().then(|| KILLED.to_owned());
+            tracking::mismatch(map, 0, (mark, true), Some(state)).or_else(killed)
         }
     }
 }

@@ -146,6 +146,7 @@ fn before_track(files: &Files, wanted: &DirtyBitmap, track: &Path) -> Result<Opt
     if maps.len() > 1 {
         tracking::join(maps.clone())?;
     }
+    must_be_sealed(files, wanted, &maps)?;
     maps.pop();
     if maps.is_empty() { Ok(None) } else { tracking::join(maps).map(Some) }
 }
@@ -159,7 +160,14 @@ fn constant_map(files: &Files, wanted: &DirtyBitmap, layers: &Layers) -> Result<
     if let (Some(path), Some(last)) = (wanted.maps.last(), maps.last()) {
         must_be_of_image(layers, path, last)?;
     }
+    must_be_sealed(files, wanted, &maps)?;
     tracking::join(maps)
+}
+
+/// Fails unless the maps before the last one are complete.
+fn must_be_sealed(files: &Files, wanted: &DirtyBitmap, maps: &[ChangeMap]) -> Result<(), Failure> {
+    // The sender of passed files must know.
+    if files.are_handed() { Ok(()) } else { tracking::must_be_sealed(&wanted.maps, maps) }
 }
 
 /// Fails unless a map, which nothing is added to, is known to name all that has changed in an image.
@@ -176,7 +184,7 @@ fn must_be_of_image(layers: &Layers, path: &Path, map: &ChangeMap) -> Result<(),
         return tracking::too_short(map, geometry.len).map_or(Ok(()), |why| Err(refused(why)));
     }
     tracking::must_be_possible(&layers.name, image)?;
-    tracking::must_be_of(&layers.name, image, geometry.len, path, map)
+    tracking::must_be_of(&layers.from, &layers.name, image, geometry.len, (path, map))
 }
 
 impl Bitmaps {

@@ -18,8 +18,8 @@ use uring::{Engine, ImageFile};
 use crate::files::Files;
 use crate::files::mark::{self, hex};
 use crate::image::chain::Layers;
-use crate::image::map_of_daemon::{Chosen, Daemon, EmptyMap, VOID_LOG};
-use crate::image::tracking::{self, OpenMap};
+use crate::image::map_of_daemon::{Chosen, Daemon, EmptyMap};
+use crate::image::tracking::{self, OpenMap, VOID_LOG};
 use crate::process::failure::Failure;
 use crate::process::log::say;
 use crate::serve::bitmaps::Bitmaps;
@@ -145,6 +145,8 @@ pub fn begin(
     engine: &mut Engine,
 ) -> Result<Changes, Failure> {
     let changes = map.map_or_else(|| Ok(Changes::default()), |map| map.begin(disk, engine))?;
+    // No map is trusted any more that does not have all changes; without a map, the mark of the image has been removed.
+    disk.forget_void_logs();
     Ok(Changes { bitmaps, ..changes })
 }
 

@@ -285,6 +285,7 @@ fn a_snapshot_begins_the_next_map_and_the_old_one_is_complete() {
     let image = room.image("qcow2", "64M");
     let before = contents(&room, &image);
     let disk = serve(&room, &format!("{image} --track m1"));
+    fs::copy(room.file("m1"), room.file("early")).unwrap();
     write(&room, 1 << 20, 4096);
     let snapshot =
         json!({ "verb": "snapshot", "to": format!("qcow2:{}", room.file("b").display()), "map": room.file("m2") });
@@ -313,6 +314,13 @@ fn a_snapshot_begins_the_next_map_and_the_old_one_is_complete() {
     let snapshot = contents(&room, "qcow2:a");
     assert_eq!(check(&room, "m2", &snapshot, chain), (3, 3));
     refused(&room, &format!("{chain} --track m1"), "ended with a snapshot");
+    // A copy of the first map from the middle of its interval has the session of its mark, too.
+    fs::rename(room.file("m1"), room.file("whole")).unwrap();
+    fs::rename(room.file("early"), room.file("m1")).unwrap();
+    let said = room.tapline("image changes m1 m2");
+    assert!(said.code != Some(0) && said.err.contains("not complete"), "{said:?}");
+    refused(&room, &format!("{chain} --read-only --dirty-bitmap n=m1,m2"), "not complete");
+    fs::rename(room.file("whole"), room.file("m1")).unwrap();
     let disk = serve(&room, &format!("{chain} --track m2"));
     write(&room, 0, 512);
     kill(disk);
@@ -489,4 +497,41 @@ fn a_map_that_is_longer_than_its_disk_is_continued_and_joined() {
     assert_eq!(room.json("image changes m1")["size"], 64 << 20);
     check(&room, "m1 m2", &before, "qcow2:b --parent raw:a");
     assert!(named(&room, "m1").iter().all(|block| block * BLOCK < 64 << 20));
+}
+
+/// Restored in place, the file keeps its number and its mark. What shows it is the redo log of the killed process, with
+/// something in it or not, and a start that fails must not be the last to see that.
+#[test]
+fn a_map_is_refused_for_good_when_the_image_of_a_killed_process_was_restored_in_place() {
+    for (format, is_flushed) in [("qcow2", false), ("qcow2", true), ("vhd", false), ("vhd", true)] {
+        let room = Room::new();
+        let image = room.image(format, "64M");
+        let disk = serve(&room, &format!("{image} --track m"));
+        write(&room, 1 << 20, 4096);
+        assert_eq!(disk.stop().0, Some(0));
+        let copy = room.read("a");
+        let disk = serve(&room, &format!("{image} --track m"));
+        let mut client = Nbd::connect(&room.file("nbd.sock")).unwrap();
+        client.write(20 << 20, &noise(1, 4096)).unwrap();
+        if is_flushed {
+            client.flush().unwrap();
+        }
+        kill(disk);
+        wait_for_storage(&room, &["a", "m"]);
+        room.done(&format!("image changes m --image {image}"));
+        fs::write(room.file("a"), copy).unwrap();
+        let why = "not in the state in which the last process left it";
+        let said = room.tapline(&format!("image changes m --image {image}"));
+        assert!(said.code != Some(0) && said.err.contains(why), "{said:?}");
+        for _ in 0..2 {
+            // What holds unanswered changes is set aside, and the mark ends with it.
+            let why = if is_flushed { why } else { "not marked as tracked" };
+            refused(&room, &format!("{image} --track m"), why);
+        }
+        let begun = serve(&room, &format!("{image} --track n"));
+        write(&room, 2 << 20, 4096);
+        kill(begun);
+        wait_for_storage(&room, &["a", "n"]);
+        assert_eq!(serve(&room, &format!("{image} --track n")).stop().0, Some(0));
+    }
 }

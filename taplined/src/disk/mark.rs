@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 
 use api::{Code, Problem};
 use control::tracking::{FileState, MARK, MARK_MAX, Mark, NewMap};
-use repo::driver::file_failed;
+use repo::driver::{end_map, file_failed};
 use rustix::fs::{AtFlags, StatxFlags, XattrFlags};
 use rustix::io::Errno;
 use uuid::Uuid;
@@ -37,6 +37,11 @@ pub fn set(image: &File, mark: &Mark) -> Result<(), Problem> {
             _ => problem,
         }
     })
+}
+
+/// Removes the mark of an image whose changes will not be recorded, durably.
+pub fn end(image: &File) -> Result<(), Problem> {
+    end_map(image).map_err(|errno| file_failed("remove the mark of an image", &errno.into()))
 }
 
 /// The id of a file among all that its file system has ever had: its inode, and when that was given to it.

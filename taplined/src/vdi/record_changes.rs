@@ -83,6 +83,9 @@ pub async fn agree(daemon: &Daemon, socket: OwnedFd, recording: Recording) -> Re
         Outcome::Exited => return Ok(()),
         Outcome::Refused(why) => {
             tracing::error!(%vdi, "its changed blocks are not recorded: {why}");
+            let at_work = talk.clone();
+            // Whatever map the mark names, it does not get the changes from now on.
+            blocking("end the map of an image", move || mark::end(&at_work.recording.image)).await?;
             daemon.catalogue.write(move |tx| tx.change_tracking(vdi, |tracking| tracking.end(why))).await?;
             blocking("serve without a map of changed blocks", move || talk.send(&ToDisk::Unrecorded, None)).await?;
         }

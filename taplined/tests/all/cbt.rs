@@ -495,3 +495,38 @@ fn a_restored_catalogue_never_names_too_little_nor_prevents_snapshots() {
     bed.write(&[7], 5);
     assert!(bed.changed(&next, &bed.vdi).contains(&7));
 }
+
+/// The image of a killed process is restored in place: its number and its mark are the same, and only the redo log shows
+/// it. The first process that sees the log may not be the one that serves the disk.
+#[test]
+fn a_restore_in_place_is_found_out_whatever_fails_first() {
+    for is_flushed in [false, true] {
+        let mut bed = bed("qcow2", "disk-user-range = \"62000-62999\"");
+        bed.write(&[0], 1);
+        let first = bed.snapshot();
+        bed.write(&[1], 2);
+        let copy = fs::read(bed.leaf()).unwrap();
+        let (path, parent) = (bed.leaf(), bed.directory().join(&chain(&bed.daemon, &bed.vdi)[1].1));
+        let write = ["write -P 3 2M 64k", "flush"];
+        let (written, said) = io(&nbd(&bed.daemon, &bed.vbd), &write[..1 + usize::from(is_flushed)]);
+        assert!(written, "{said}");
+        let pid = bed.pid();
+        bed.daemon.kill();
+        kill(&pid);
+        fs::write(path, copy).unwrap();
+        fs::rename(&parent, parent.with_extension("away")).unwrap();
+        bed.daemon.restart();
+        wait_until("the disk cannot be started", || {
+            let health = bed.daemon.get(&bed.vbd).1["health"]["state"].clone();
+            ["unreachable", "failed", "damaged"].iter().any(|state| health == *state)
+        });
+        assert!(bed.ask(&first, &bed.vdi).0 >= 400);
+        fs::rename(parent.with_extension("away"), &parent).unwrap();
+        bed.wait_until_served(pid);
+        assert!(bed.refused(&first, &bed.vdi).contains("not in the state in which"), "{}", bed.tracking());
+        let second = bed.snapshot();
+        bed.write(&[4], 4);
+        let third = bed.snapshot();
+        assert!(bed.changed(&second, &third).is_superset(&bed.differ(&second, &third)));
+    }
+}

@@ -16,6 +16,7 @@ use rustix::fs::FlockOperation;
 use uring::ImageFile;
 
 use super::not_used;
+use crate::files::mark;
 use crate::process::log::say;
 
 /// The maximum number of logs set aside: each takes 132 KiB of memory. Beyond that the oldest are removed.
@@ -33,6 +34,10 @@ pub fn find(directory: &Path, name: &str, image: &ImageFile, owner: &Owner, crea
         return Ok(());
     }
     let moved = if owner.stamps.is_empty() { None } else { other_with(directory, &own, &owner.stamps)? };
+    if there.is_some() && moved.is_none() && create {
+        // With that log goes what shows that a map does not have all changes of the image.
+        mark::end(image)?;
+    }
     if there.is_some() && (create || moved.is_some()) {
         set_aside(directory, &own)?;
         say(not_used(image.path().display()));

@@ -128,6 +128,8 @@ fn forget_parent(layer: &mut ReopenedLayer) -> Result<(Image, Option<RedoLog>), 
             .map_err(|error| Failure::failed(format!("change the parent recorded in {}", layer.name), &error))?;
     }
     let log = redo_log::open(&layer.from, &layer.name, &mut layer.file)?;
+    // Changes of a layer that is not the leaf are in no map.
+    log.iter().for_each(RedoLog::forget_void);
     Ok((image, log))
 }
 

@@ -606,6 +606,39 @@ fn a_machine_whose_backup_does_not_end_well_leaves_nothing() {
 }
 
 #[test]
+fn a_machine_that_is_destroyed_while_it_is_backed_up_leaves_no_snapshots_of_its_disks() {
+    let room = Room::new();
+    let (vm, _) = machine(&room);
+    let stopped = room.stop_at_key();
+    let (status, task) = room.daemon.post(&format!("/vms/{vm}/backup"), json!({ "target": room.target }));
+    assert_eq!(status, 202, "{task}");
+    // The target is opened once before the snapshots are taken.
+    stopped.let_go();
+    wait_until("the snapshots are taken", || {
+        room.daemon.get(&format!("/vms/{vm}/snapshots")).1.as_array().unwrap().len() == 1
+            && !jobs(&room.daemon).is_empty()
+    });
+    assert_eq!(room.daemon.get("/vdis").1.as_array().unwrap().len(), 4);
+    assert_eq!(room.daemon.delete(&format!("/vms/{vm}")).0, 204);
+    assert_eq!(room.daemon.post(&format!("/tasks/{}/cancel", task["uuid"].as_str().unwrap()), json!({})).0, 200);
+    assert_eq!(room.daemon.wait(&task)["state"], "cancelled");
+    room.only(2);
+}
+
+#[test]
+fn a_snapshot_of_a_machine_that_the_next_daemon_completes_is_destroyed_by_it() {
+    let mut room = Room::new();
+    let (vm, _) = machine(&room);
+    for at in ["disks", "first:after", "disks:after", "record", "record:after"] {
+        room.daemon.restart_with(&[(ABORT_AT, &format!("vm-snapshot:{at}"))]);
+        room.daemon.post_and_die(&format!("/vms/{vm}/backup"), json!({ "target": room.target }));
+        room.daemon.restart();
+        room.only(2);
+        assert_eq!(room.daemon.get(&format!("/vms/{vm}/snapshots")).1, json!([]), "{at}");
+    }
+}
+
+#[test]
 fn superfluous_backups_of_one_disk_are_pruned() {
     let room = Room::new();
     room.back_up();

@@ -639,6 +639,25 @@ fn a_snapshot_of_a_machine_that_the_next_daemon_completes_is_destroyed_by_it() {
 }
 
 #[test]
+fn a_request_to_a_target_that_hangs_is_answered_and_its_process_is_killed() {
+    let mut room = Room::new();
+    let config = room.daemon.room().join("taplined.toml");
+    let settings = fs::read_to_string(&config).unwrap();
+    fs::write(&config, format!("{settings}\n[storage]\nanswer-timeout = 1\n")).unwrap();
+    room.daemon.restart();
+    let stopped = room.stop_at_key();
+    let list = format!("/backup-targets/{}/backups", room.target);
+    // More than there are turns.
+    for _ in 0..4 {
+        let (status, problem) = room.daemon.get(&list);
+        assert_eq!((status, &problem["code"]), (504, &json!("timeout")), "{problem}");
+    }
+    wait_until("its processes are gone", || jobs(&room.daemon).is_empty());
+    stopped.replace();
+    wait_until("it responds again", || room.daemon.get(&list).0 == 200);
+}
+
+#[test]
 fn superfluous_backups_of_one_disk_are_pruned() {
     let room = Room::new();
     room.back_up();

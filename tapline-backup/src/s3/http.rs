@@ -49,6 +49,12 @@ impl HttpConnector for Connector {
                 .connect_timeout(CONNECT_TIMEOUT)
                 .timeout(REQUEST_TIMEOUT)
                 .https_only(!is_plain)
+                // As in the clients that `object_store` makes. Of compressed bodies the length would not be known.
+                .http1_only()
+                .no_gzip()
+                .no_brotli()
+                .no_zstd()
+                .no_deflate()
         };
         let built = |built: reqwest::Result<reqwest::Client>| {
             built.map_err(|error| object_store::Error::Generic { store: "S3", source: Box::new(error) })

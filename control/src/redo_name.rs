@@ -1,7 +1,7 @@
 //! The file name of an image's redo log.
 //!
-//! The disk process and the daemon find the same log by it. It knows the directory of logs of processes without a daemon
-//! only, and opens nothing. Invariant: the name
+//! The disk process and the daemon find the same log by it. Of directories it knows only that of logs of processes
+//! without a daemon, and it opens nothing. Invariant: the name
 //! depends on the image's file, not on its path, and never changes between versions: a killed process may be followed
 //! by one of any version.
 

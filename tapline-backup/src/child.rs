@@ -1,8 +1,9 @@
 //! An image that is served over NBD by a child, `tapline-disk`, for as long as this process needs it.
 //!
 //! Invariant: the child ends with this process, whatever that dies of: it watches the other end of its standard input.
-//! It parses images that anybody may have written, so it is confined where that is possible (`handing`), and never finds
-//! the keys of a bucket in its environment. It is in a process group of its own, so that Ctrl-C ends this process first, which then ends the child.
+//! It parses images that anybody may have written, so it is confined where that is possible (`handing`), and never
+//! finds the keys of a bucket in its environment. It is in a process group of its own, so that Ctrl-C ends this process
+//! first, which then ends the child.
 
 mod handing;
 

@@ -10,8 +10,8 @@
 //!   it is tried on an object of its own before the first object is created ([`S3::prove_creation`]).
 //! - A server may answer a creation with a conflict although there is no such object: a creation that was under way has
 //!   failed meanwhile. A name is reported as taken only if the object is found.
-//! - A creation or deletion whose outcome is not known is repeated ([`S3::change`]). A repeated creation may find its own
-//!   object: that is "exists", and callers compare the bytes.
+//! - A creation or deletion whose outcome is not known is repeated ([`S3::change`]). A repeated creation may find its
+//!   own object: that is "exists", and callers compare the bytes.
 //! - A bucket that is gone answers as an object that does not exist. The code in the answer tells them apart; an answer
 //!   without a body makes us look for the bucket.
 //! - An object is durable when the server has answered (S3's own guarantee; other servers: their documentation).
@@ -107,7 +107,8 @@ impl S3 {
         // A server is contacted without TLS only if its address says so.
         let is_plain = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
         let options = ClientOptions::new().with_allow_http(is_plain);
-        let settings = settings.with_client_options(options).with_http_connector(http::Connector { silence: silence()? });
+        let settings =
+            settings.with_client_options(options).with_http_connector(http::Connector { silence: silence()? });
         let client = settings.build().map_err(cannot)?;
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.map_err(|error| Failure::cannot("start a thread for requests to S3", error))?;
@@ -384,7 +385,8 @@ fn is_unreachable(error: &Error) -> bool {
 
 /// Whether a request may have been carried out or not.
 fn is_undecided(error: &Error) -> bool {
-    find::<HttpError>(error).is_some_and(|http| matches!(http.kind(), HttpErrorKind::Timeout | HttpErrorKind::Interrupted))
+    find::<HttpError>(error)
+        .is_some_and(|http| matches!(http.kind(), HttpErrorKind::Timeout | HttpErrorKind::Interrupted))
 }
 
 #[cfg(test)]

@@ -102,8 +102,8 @@ impl Tx<'_> {
         self.execute(sql, (Id(snapshot), vm.map(Id))).map(drop)
     }
 
-    /// Records the VDIs that a snapshot of a VM consists of, if that was recorded as one for a backup. The VM's snapshot
-    /// may never be recorded, or go with its VM; these do not.
+    /// Records the VDIs that a snapshot of a VM consists of, if that was recorded as one for a backup. The VM's
+    /// snapshot may never be recorded, or go with its VM; these do not.
     pub fn note_backup_disks(&mut self, snapshot: Uuid, disks: &[Uuid]) -> Result<(), Problem> {
         let sql = "UPDATE backup_snapshot SET disks = ?2 WHERE snapshot = ?1 AND vm IS NOT NULL";
         self.execute(sql, (Id(snapshot), Json(disks))).map(drop)

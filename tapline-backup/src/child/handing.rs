@@ -38,7 +38,8 @@ impl Handing {
         let of_parents = parents.iter().map(|parent| (parent, false));
         for (name, write) in std::iter::once((image, write)).chain(of_parents) {
             for path in name.paths() {
-                let file = OpenOptions::new().read(true).write(write).open(path).map_err(|error| named(path, &error))?;
+                let file =
+                    OpenOptions::new().read(true).write(write).open(path).map_err(|error| named(path, &error))?;
                 messages.push((Message::File { path: path.to_owned(), write }, file.into()));
             }
         }

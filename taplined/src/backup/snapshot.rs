@@ -1,12 +1,12 @@
 //! Snapshots that exist for a backup only.
 //!
 //! 1. Its UUID is recorded. *If killed before:* nothing has happened.
-//! 2. It is taken by the job `vdi-snapshot` or `vm-snapshot`, and read. The commit with the intent of the latter records
-//!    the UUIDs of the VDIs, too: they outlive the VM's snapshot if the VM is destroyed. *If killed:* the next daemon
-//!    destroys it ([`remove_left_over`]), once that job is done or rolled back, and the VBD through which it was read is
-//!    gone.
-//! 3. It is destroyed, with each of these VDIs, then its record. *If killed between:* the next daemon finds no snapshot,
-//!    and removes the record.
+//! 2. It is taken by the job `vdi-snapshot` or `vm-snapshot`, and read. The commit with the intent of the latter
+//!    records the UUIDs of the VDIs, too: they outlive the VM's snapshot if the VM is destroyed. *If killed:* the next
+//!    daemon destroys it ([`remove_left_over`]), once that job is done or rolled back, and the VBD through which it was
+//!    read is gone.
+//! 3. It is destroyed, with each of these VDIs, then its record. *If killed between:* the next daemon finds no
+//!    snapshot, and removes the record.
 //!
 //! Invariant: nothing is destroyed but what was created under a UUID that was recorded before, and that is random.
 

@@ -241,6 +241,10 @@ pub struct Serve {
     /// Refuse to resize or rearrange the disk for a client that does not know the daemon's catalogue
     #[arg(long, requires = "handed", hide = true)]
     pub managed: bool,
+    /// Refuse a raw image that looks like one of another format, although its file is handed over: it is new to the
+    /// program that does.
+    #[arg(long, requires = "handed", hide = true)]
+    pub unknown: bool,
     /// Where its files come from.
     #[command(flatten)]
     pub handing: Handing,

@@ -1,14 +1,19 @@
 //! An image that is served over NBD by a child, `tapline-disk`, for as long as this process needs it.
 //!
 //! Invariant: the child ends with this process, whatever that dies of: it watches the other end of its standard input.
-//! It is in a process group of its own, so that Ctrl-C ends this process first, which then ends the child.
+//! It parses images that anybody may have written, so it is confined where that is possible (`handing`), and never
+//! finds the keys of a bucket in its environment. It is in a process group of its own, so that Ctrl-C ends this process
+//! first, which then ends the child.
+
+mod handing;
 
 use std::fs::{self, File};
-use std::io;
-use std::os::unix::net::UnixStream;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -19,8 +24,10 @@ use tempfile::TempDir;
 
 use crate::failure::{Exit, Failure};
 use crate::stop;
+use handing::Handing;
 
 const PROGRAM: &str = "tapline-disk";
+const SOCKET: &str = "nbd.sock";
 const PROBE_EVERY: Duration = Duration::from_millis(5);
 
 /// A served image.
@@ -28,7 +35,7 @@ pub struct Served {
     child: Child,
     /// Its standard input, which must outlive it: waiting closes one that is left in `child`.
     #[expect(dead_code, reason = "held until it is dropped")]
-    input: Option<ChildStdin>,
+    input: Option<OwnedFd>,
     image: ImageName,
     /// Its socket and its messages.
     room: TempDir,
@@ -40,42 +47,86 @@ impl Served {
         let failed = |error: io::Error| Failure::cannot(format_args!("serve {image}"), error);
         let room = tempfile::Builder::new().prefix("tapline-backup-").tempdir().map_err(failed)?;
         let log = File::create(room.path().join("log")).map_err(failed)?;
+        let parents = parents.iter().map(|parent| parent.parse()).collect::<Result<Vec<ImageName>, _>>();
+        let parents = parents.map_err(|error| Failure::new(Exit::Usage, error.to_string()))?;
+        let absolute = |name: &ImageName| name.map_paths(|path| std::path::absolute(path));
+        let opened = absolute(image).map_err(failed)?;
+        let parents = parents.iter().map(absolute).collect::<io::Result<Vec<ImageName>>>().map_err(failed)?;
+
+        let socket = room.path().join(SOCKET);
         let mut command = program()?;
-        command.arg("serve").arg(image.to_string()).arg("--nbd").arg(room.path().join("nbd.sock"));
-        for parent in parents {
-            command.args(["--parent", parent]);
+        command.arg("serve").arg(opened.word()).arg("--nbd").arg(&socket);
+        for parent in &parents {
+            command.arg("--parent").arg(parent.word());
         }
         if !write {
             command.arg("--read-only");
         }
         // Through the page cache: not all file systems have O_DIRECT, with which the sector size of the storage would
         // also be that of the disk.
-        command.args(["--cache", "writeback"]);
-        command.arg("--end-with-input").stdin(Stdio::piped()).stdout(Stdio::null()).stderr(log).process_group(0);
-        let mut child = command.spawn().map_err(failed)?;
-        let input = child.stdin.take();
+        command.args(["--cache", "writeback", "--end-with-input"]);
+        command.stdout(Stdio::null()).stderr(log).process_group(0);
+        let all: Vec<&ImageName> = std::iter::once(&opened).chain(&parents).collect();
+        let (child, input) = match handing::is_possible(&all) {
+            true => {
+                command.args(["--handed", "--confine", "--unknown"]);
+                let listener = UnixListener::bind(&socket).map_err(failed)?;
+                let handing = Handing::of(&opened, &parents, write, (&socket, listener.into()));
+                let (handing, stdin) = handing.map_err(failed)?;
+                let child = command.stdin(stdin).spawn().map_err(failed)?;
+                // Our copy of its end.
+                drop(command);
+                // The messages of one that refuses them say why.
+                (child, handing.send())
+            }
+            false => {
+                let mut child = command.stdin(Stdio::piped()).spawn().map_err(failed)?;
+                let input = child.stdin.take().map(OwnedFd::from);
+                (child, input.ok_or_else(|| io::Error::other("it has no standard input")))
+            }
+        };
+        // If it could not be sent everything, it ends.
+        let (input, sent) = match input {
+            Ok(input) => (Some(input), Ok(())),
+            Err(error) => (None, Err(error)),
+        };
         let mut served = Served { child, input, image: image.clone(), room };
-        served.wait_for_socket()?;
+        served.wait_until_served().and_then(|()| sent.map_err(failed))?;
         Ok(served)
     }
 
-    fn wait_for_socket(&mut self) -> Result<(), Failure> {
+    /// Waits until it answers or ends; it opens storage, which may take any time. A client can connect before that.
+    fn wait_until_served(&mut self) -> Result<(), Failure> {
         let failed = |error: io::Error| Failure::cannot("wait for tapline-disk", error);
-        // Until it listens or ends; it opens storage, which may take any time.
-        while UnixStream::connect(self.socket()).is_err() {
+        let mut connected: Option<UnixStream> = None;
+        loop {
             if let Some(status) = self.child.try_wait().map_err(failed)? {
                 return Err(self.refused(status));
             }
             if stop::cancelled().load(Ordering::Relaxed) {
                 return Err(backup::Error::Cancelled.into());
             }
-            std::thread::sleep(PROBE_EVERY);
+            let Some(stream) = &mut connected else {
+                match UnixStream::connect(self.socket()) {
+                    Ok(stream) => {
+                        stream.set_read_timeout(Some(PROBE_EVERY)).map_err(failed)?;
+                        connected = Some(stream);
+                    }
+                    Err(_) => std::thread::sleep(PROBE_EVERY),
+                }
+                continue;
+            };
+            match stream.read(&mut [0]) {
+                // The first byte of its greeting.
+                Ok(1..) => return Ok(()),
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+                Ok(_) | Err(_) => connected = None,
+            }
         }
-        Ok(())
     }
 
     fn socket(&self) -> PathBuf {
-        self.room.path().join("nbd.sock")
+        self.room.path().join(SOCKET)
     }
 
     /// The export of the image.

@@ -33,6 +33,7 @@ mod verify;
 use std::process::ExitCode;
 
 use arguments::backup::{At, Backup, BackupArguments, BackupNoun, BackupTarget};
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 
 use failure::{Exit, Failure};
 
@@ -48,14 +49,21 @@ fn main() -> ExitCode {
         Err(refused) => return explain(&refused),
     };
     let BackupNoun::Backup(command) = arguments.noun;
-    let watched = if at(&command).end_with_input { parent::watch() } else { Ok(()) };
-    match watched.and_then(|()| stop::prepare()).and_then(|()| carry_out(&command)) {
+    let watch = || if at(&command).end_with_input { parent::watch() } else { Ok(()) };
+    match hide().and_then(|()| watch()).and_then(|()| stop::prepare()).and_then(|()| carry_out(&command)) {
         Ok(exit) => exit.code(),
         Err(failure) => {
             STDERR.write_last(&if at(&command).json { failure.json() } else { failure.message() });
             failure.exit.code()
         }
     }
+}
+
+/// Keeps other processes of the user from reading the memory of this one, which has keys, and from controlling it
+/// (ptrace(2)): the child that parses an image may be taken over by that.
+fn hide() -> Result<(), Failure> {
+    let hidden = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    hidden.map_err(|errno| Failure::cannot("hide this process from others of its user", std::io::Error::from(errno)))
 }
 
 fn carry_out(command: &Backup) -> Result<Exit, Failure> {

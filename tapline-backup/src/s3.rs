@@ -10,15 +10,19 @@
 //!   it is tried on an object of its own before the first object is created ([`S3::prove_creation`]).
 //! - A server may answer a creation with a conflict although there is no such object: a creation that was under way has
 //!   failed meanwhile. A name is reported as taken only if the object is found.
+//! - A creation or deletion whose outcome is not known is repeated ([`S3::change`]). A repeated creation may find its
+//!   own object: that is "exists", and callers compare the bytes.
 //! - A bucket that is gone answers as an object that does not exist. The code in the answer tells them apart; an answer
 //!   without a body makes us look for the bucket.
 //! - An object is durable when the server has answered (S3's own guarantee; other servers: their documentation).
+
+mod http;
 
 use std::future::Future;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use backup::{Id, Name, ObjectStore, StoreError, StoreErrorKind};
 use control::{in_full, printable};
@@ -35,8 +39,8 @@ use crate::stop;
 /// How a target in a bucket begins.
 pub const SCHEME: &str = "s3://";
 
-/// Bounds one request with its body: a pack of 16 MiB at 0.25 Mbit/s.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
+/// The variable for how long a server may be silent.
+const READ_TIMEOUT: &str = "AWS_READ_TIMEOUT";
 
 /// How long a request may still take when the command is to end: an entry of the log that is under way decides whether
 /// a backup counts.
@@ -44,6 +48,12 @@ const AFTER_STOP: Duration = Duration::from_secs(10);
 
 /// Creations of one object that end in a conflict with nothing.
 const CONFLICTS: u32 = 5;
+
+/// Attempts of one creation or deletion whose outcome is not known, the time after which no further one begins, and the
+/// first pause between two of them, each of which is four times the one before.
+const ATTEMPTS: u32 = 5;
+const REPEATED_FOR: Duration = Duration::from_secs(600);
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
 /// Codes of answers for a full bucket, account or server: Amazon, MinIO, Ceph.
 const FULL: [&str; 5] =
@@ -96,8 +106,10 @@ impl S3 {
         }
         // A server is contacted without TLS only if its address says so.
         let is_plain = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
-        let options = ClientOptions::new().with_timeout(REQUEST_TIMEOUT).with_allow_http(is_plain);
-        let client = settings.with_client_options(options).build().map_err(cannot)?;
+        let options = ClientOptions::new().with_allow_http(is_plain);
+        let settings =
+            settings.with_client_options(options).with_http_connector(http::Connector { silence: silence()? });
+        let client = settings.build().map_err(cannot)?;
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.map_err(|error| Failure::cannot("start a thread for requests to S3", error))?;
         let root = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
@@ -115,15 +127,15 @@ impl S3 {
     }
 
     /// Carries out a request, on the thread of the caller.
-    fn wait<T>(
+    fn wait<T, E: Into<Tried>>(
         &self,
         attempt: &'static str,
         name: &str,
-        request: impl Future<Output = object_store::Result<T>>,
+        request: impl Future<Output = Result<T, E>>,
     ) -> Result<T, StoreError> {
         self.runtime.block_on(async {
             tokio::select! {
-                done = request => done.map_err(|error| failure(attempt, name, error)),
+                done = request => done.map_err(|error| failure(attempt, name, &error.into())),
                 () = given_up() => {
                     let cause = io::Error::new(io::ErrorKind::Interrupted, "interrupted while the server was silent");
                     Err(StoreError::new(StoreErrorKind::Io, attempt, name, Some(cause)))
@@ -132,13 +144,41 @@ impl S3 {
         })
     }
 
+    /// Carries out a request that changes something, and repeats it while its outcome is not known: the connection was
+    /// lost, or no answer came. A name is given out once, so a creation or deletion can be carried out twice, also if
+    /// the first one is late.
+    fn change<T, F: Future<Output = object_store::Result<T>>>(
+        &self,
+        attempt: &'static str,
+        name: &str,
+        request: impl Fn() -> F,
+    ) -> Result<T, StoreError> {
+        let repeated = async {
+            let (began, mut attempts, mut pause) = (Instant::now(), 1, FIRST_PAUSE);
+            loop {
+                let error = match request().await {
+                    Err(error) if is_undecided(&error) => error,
+                    done => return done.map_err(Tried::from),
+                };
+                let within = began.elapsed();
+                if attempts == ATTEMPTS || within > REPEATED_FOR || stop::cancelled().load(Ordering::Relaxed) {
+                    return Err(Tried { error, attempts, within });
+                }
+                tokio::time::sleep(pause).await;
+                pause = pause.saturating_mul(4);
+                attempts += 1;
+            }
+        };
+        self.wait(attempt, name, repeated)
+    }
+
     fn create(&self, name: &Name, bytes: &[u8]) -> Result<(), StoreError> {
         let (text, path) = (name.as_str(), self.path(name.as_str()));
         let mut last = None;
         for _ in 0..CONFLICTS {
             let payload = PutPayload::from(bytes.to_vec());
-            let put = self.client.put_opts(&path, payload, PutMode::Create.into());
-            match self.wait("create", text, put) {
+            let put = || self.client.put_opts(&path, payload.clone(), PutMode::Create.into());
+            match self.change("create", text, put) {
                 Err(error) if error.kind == StoreErrorKind::Exists => match self.size(name) {
                     Ok(_) => return Err(error),
                     Err(missing) if missing.kind == StoreErrorKind::NotFound => last = Some(error),
@@ -239,7 +279,7 @@ impl ObjectStore for S3 {
 
     fn delete(&self, name: &Name) -> Result<(), StoreError> {
         let (text, path) = (name.as_str(), self.path(name.as_str()));
-        match self.wait("delete", text, self.client.delete(&path)) {
+        match self.change("delete", text, || self.client.delete(&path)) {
             Err(error) if error.kind == StoreErrorKind::NotFound => self.find_bucket("delete", text),
             done => done,
         }
@@ -282,11 +322,39 @@ async fn given_up() {
     tokio::time::sleep(AFTER_STOP).await;
 }
 
-fn failure(attempt: &'static str, name: &str, error: Error) -> StoreError {
-    let text = in_full(&error);
+/// How long a server may be silent, from the environment.
+fn silence() -> Result<Duration, Failure> {
+    let Some(text) = std::env::var_os(READ_TIMEOUT) else { return Ok(http::SILENCE) };
+    let parsed = text.to_str().and_then(|text| text.parse::<jiff::SignedDuration>().ok()?.try_into().ok());
+    parsed.filter(|silence: &Duration| !silence.is_zero()).ok_or_else(|| {
+        let what = format!("{READ_TIMEOUT} is '{}', which is no time", printable(&text.to_string_lossy()));
+        Failure::new(Exit::Usage, what).advise(format!("set it as {READ_TIMEOUT}=60s"))
+    })
+}
+
+/// A request that has failed.
+struct Tried {
+    /// The last time.
+    error: Error,
+    attempts: u32,
+    within: Duration,
+}
+
+impl From<Error> for Tried {
+    fn from(error: Error) -> Tried {
+        Tried { error, attempts: 1, within: Duration::ZERO }
+    }
+}
+
+fn failure(attempt: &'static str, name: &str, Tried { error, attempts, within }: &Tried) -> StoreError {
+    let text = match attempts {
+        1 => in_full(error),
+        _ => format!("{attempts} attempts in {} s: {}", within.as_secs(), in_full(error)),
+    };
     let code = element(&text, "Code").unwrap_or_default();
-    let kind = match &error {
-        _ if code == "NoSuchBucket" || is_unreachable(&error) => StoreErrorKind::Vanished,
+    let kind = match error {
+        _ if find::<http::Redirected>(error).is_some() => StoreErrorKind::Elsewhere,
+        _ if code == "NoSuchBucket" || is_unreachable(error) => StoreErrorKind::Vanished,
         _ if FULL.contains(&code) => StoreErrorKind::NoSpace,
         Error::NotFound { .. } => StoreErrorKind::NotFound,
         Error::AlreadyExists { .. } => StoreErrorKind::Exists,
@@ -304,12 +372,21 @@ fn element<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     rest.split_once("</").map(|(inner, _)| inner)
 }
 
+/// The cause of an error that is of this type.
+fn find<'a, T: std::error::Error + 'static>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a T> {
+    std::iter::successors(Some(error), |error| error.source()).find_map(|error| error.downcast_ref())
+}
+
 /// Whether the server cannot be reached, or does not answer.
-fn is_unreachable(error: &(dyn std::error::Error + 'static)) -> bool {
+fn is_unreachable(error: &Error) -> bool {
     use HttpErrorKind::{Connect, Interrupted, Request, Timeout};
-    let mut causes = std::iter::successors(Some(error), |error| error.source());
-    let http = causes.find_map(|error| error.downcast_ref::<HttpError>());
-    http.is_some_and(|http| matches!(http.kind(), Connect | Timeout | Interrupted | Request))
+    find::<HttpError>(error).is_some_and(|http| matches!(http.kind(), Connect | Timeout | Interrupted | Request))
+}
+
+/// Whether a request may have been carried out or not.
+fn is_undecided(error: &Error) -> bool {
+    find::<HttpError>(error)
+        .is_some_and(|http| matches!(http.kind(), HttpErrorKind::Timeout | HttpErrorKind::Interrupted))
 }
 
 #[cfg(test)]

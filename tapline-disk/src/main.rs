@@ -72,6 +72,7 @@ fn carry_out(arguments: &Arguments) -> Result<Exit, Failure> {
     let files = receive(command)?;
     let files = if arguments.really_raw { files.trusting() } else { files };
     match command {
+        Command::Serve(serve) if serve.unknown => serve::run(&files.distrusting(), serve, tls),
         Command::Serve(serve) => serve::run(&files, serve, tls),
         Command::Image(command) => run_job(&files, command),
         Command::Calibrate(calibrate) => jobs::calibrate::run(&files, calibrate),

@@ -12,6 +12,7 @@ mod program;
 mod restore;
 mod snapshot;
 mod target;
+mod turns;
 mod vdi;
 
 use std::collections::HashSet;
@@ -26,6 +27,7 @@ pub use machine::back_up as back_up_vm;
 pub use machine_restore::{RestoreVm, restore_vm};
 pub use restore::{Restore, restore};
 pub use target::{add, backups, prune, remove, verify};
+pub use turns::Turns;
 pub use vdi::back_up;
 
 /// What a backup's maker keeps with it: what the content of a disk does not say.

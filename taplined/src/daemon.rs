@@ -78,6 +78,8 @@ pub struct Parts {
     pub readers: reader::Readers,
     /// Requests that clients may repeat.
     pub key_locks: request::KeyLocks,
+    /// The requests that look at backup targets.
+    pub backup_turns: backup::Turns,
     host: Uuid,
     started: Timestamp,
     /// Locked for the lifetime of the daemon, so that there is only one.
@@ -126,6 +128,7 @@ impl Daemon {
             uploads: Uploads::default(),
             readers: reader::Readers::default(),
             key_locks: request::KeyLocks::default(),
+            backup_turns: backup::Turns::default(),
             host,
             started: Timestamp::now(),
             _locks: locks,

@@ -6,16 +6,18 @@ use api::{BackupTarget, Code, Problem};
 use rusqlite::{Row, named_params};
 use uuid::Uuid;
 
-use super::row::{Id, Time, text};
+use super::row::{Id, Json, Time, text};
 use super::{Tx, View};
 
 /// A snapshot that exists for a backup only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackupSnapshot {
     /// The VDI, or the snapshot of a VM.
     pub snapshot: Uuid,
     /// The VM, for the snapshot of one.
     pub vm: Option<Uuid>,
+    /// The VDIs in the snapshot of a VM, from the commit on in which the job begins that creates them.
+    pub disks: Vec<Uuid>,
 }
 
 fn of_row(row: &Row<'_>) -> rusqlite::Result<BackupTarget> {
@@ -27,6 +29,14 @@ fn of_row(row: &Row<'_>) -> rusqlite::Result<BackupTarget> {
         target_id: row.get("target_id")?,
         key_file: key_file.map(|_| text(row, "key_file")).transpose()?,
         created: row.get::<_, Time>("created")?.0,
+    })
+}
+
+fn snapshot_of_row(row: &Row<'_>) -> rusqlite::Result<BackupSnapshot> {
+    Ok(BackupSnapshot {
+        snapshot: row.get::<_, Id>("snapshot")?.0,
+        vm: row.get::<_, Option<Id>>("vm")?.map(|vm| vm.0),
+        disks: row.get::<_, Json<_>>("disks")?.0,
     })
 }
 
@@ -44,10 +54,12 @@ impl View<'_> {
 
     /// The snapshots that exist for backups only ([`Tx::add_backup_snapshot`]).
     pub fn backup_snapshots(&self) -> Result<Vec<BackupSnapshot>, Problem> {
-        self.rows("SELECT snapshot, vm FROM backup_snapshot", [], |row| {
-            let vm = row.get::<_, Option<Id>>("vm")?.map(|vm| vm.0);
-            Ok(BackupSnapshot { snapshot: row.get::<_, Id>("snapshot")?.0, vm })
-        })
+        self.rows("SELECT * FROM backup_snapshot", [], snapshot_of_row)
+    }
+
+    /// The record of a snapshot that exists for a backup only, if there is one.
+    pub fn find_backup_snapshot(&self, snapshot: Uuid) -> Result<Option<BackupSnapshot>, Problem> {
+        self.row("SELECT * FROM backup_snapshot WHERE snapshot = ?1", [Id(snapshot)], snapshot_of_row)
     }
 }
 
@@ -85,16 +97,33 @@ impl Tx<'_> {
     }
 
     /// Records that a snapshot of this identity is about to be taken for a backup, and is destroyed with it.
-    pub fn add_backup_snapshot(&mut self, BackupSnapshot { snapshot, vm }: BackupSnapshot) -> Result<(), Problem> {
-        self.execute("INSERT INTO backup_snapshot VALUES (?1, ?2)", (Id(snapshot), vm.map(Id))).map(drop)
+    pub fn add_backup_snapshot(&mut self, snapshot: Uuid, vm: Option<Uuid>) -> Result<(), Problem> {
+        let sql = "INSERT INTO backup_snapshot (snapshot, vm) VALUES (?1, ?2)";
+        self.execute(sql, (Id(snapshot), vm.map(Id))).map(drop)
     }
 
-    /// Forgets a snapshot that was destroyed.
-    pub fn forget_backup_snapshot(&mut self, snapshot: Uuid) -> Result<(), Problem> {
-        self.execute("DELETE FROM backup_snapshot WHERE snapshot = ?1", [Id(snapshot)]).map(drop)
+    /// Records the VDIs that a snapshot of a VM consists of, if that was recorded as one for a backup. The VM's
+    /// snapshot may never be recorded, or go with its VM; these do not.
+    pub fn note_backup_disks(&mut self, snapshot: Uuid, disks: &[Uuid]) -> Result<(), Problem> {
+        let sql = "UPDATE backup_snapshot SET disks = ?2 WHERE snapshot = ?1 AND vm IS NOT NULL";
+        self.execute(sql, (Id(snapshot), Json(disks))).map(drop)
+    }
+
+    /// Forgets a snapshot that was destroyed. Returns false if its record has changed since it was read.
+    pub fn forget_backup_snapshot(&mut self, destroyed: &BackupSnapshot) -> Result<bool, Problem> {
+        match self.find_backup_snapshot(destroyed.snapshot)? {
+            Some(found) if found != *destroyed => Ok(false),
+            _ => {
+                self.execute("DELETE FROM backup_snapshot WHERE snapshot = ?1", [Id(destroyed.snapshot)])?;
+                Ok(true)
+            }
+        }
     }
 }
 
 fn missing(uuid: Uuid) -> Problem {
     Problem::new(Code::NotFound, format!("there is no backup target {uuid}")).advise("list them: tapline target list")
 }
+
+#[cfg(test)]
+mod test;

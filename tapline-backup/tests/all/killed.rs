@@ -1,6 +1,10 @@
 //! Killed at any moment, nothing half is left, and a repeated command succeeds.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -135,4 +139,64 @@ fn a_restore_whose_image_is_no_longer_served_fails() {
     }
     let status = child.wait().unwrap();
     assert_eq!(room.path("b.qcow2").exists(), status.success(), "{status}");
+}
+
+/// The value of a line of /proc/PID/status of the process that serves an image of a backup that runs.
+fn status_while_backing_up(room: &Room, words: &[&str], environment: &[(&str, &str)], line: &str) -> String {
+    let mut command = room.command(&[&["create", "t", "--name", "a", "--json"], words].concat());
+    let mut child = command.envs(environment.iter().copied()).stderr(Stdio::piped()).spawn().unwrap();
+    // Something was read of it.
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut String::new()).unwrap();
+    let serving = children(&child);
+    let status = fs::read_to_string(format!("/proc/{}/status", serving[0].as_raw_nonzero())).unwrap();
+    kill(&mut child, Signal::KILL);
+    child.wait().unwrap();
+    status.lines().find_map(|found| found.strip_prefix(line)).unwrap_or_default().trim().to_owned()
+}
+
+#[test]
+fn the_process_that_serves_an_image_is_confined_unless_a_redo_log_was_left() {
+    let room = Room::new();
+    room.image("a.raw", 400, 1);
+    room.tool("qemu-img", &["convert", "-O", "qcow2", "a.raw", "a.qcow2"]);
+    room.tool("qemu-img", &["create", "-f", "qcow2", "-b", "a.qcow2", "-F", "qcow2", "b.qcow2"]);
+    let redo = room.path("redo");
+    fs::create_dir(&redo).unwrap();
+    fs::set_permissions(&redo, fs::Permissions::from_mode(0o700)).unwrap();
+    let environment = [("TAPLINE_REDO_DIR", redo.to_str().unwrap())];
+    for words in [&["raw:a.raw"][..], &["qcow2:b.qcow2", "--parent", "qcow2:a.qcow2"]] {
+        // 2 is a filter of system calls.
+        for (line, value) in [("Seccomp:", "2"), ("NoNewPrivs:", "1"), ("CapEff:", "0000000000000000")] {
+            assert_eq!(status_while_backing_up(&room, words, &environment, line), value, "{words:?} {line}");
+        }
+    }
+    fs::write(redo.join("0-0.redo"), "of a process that was killed").unwrap();
+    assert_eq!(status_while_backing_up(&room, &["raw:a.raw"], &environment, "Seccomp:"), "0");
+}
+
+#[test]
+fn a_raw_image_that_looks_like_another_format_is_refused() {
+    let room = Room::new();
+    room.image("a.raw", 4, 1);
+    room.tool("qemu-img", &["convert", "-O", "qcow2", "a.raw", "a.qcow2"]);
+    room.run(&["create", "t", "raw:a.qcow2", "--name", "a"]).failed(4, "qcow2");
+}
+
+#[test]
+fn other_processes_of_its_user_cannot_read_its_memory() {
+    let room = Room::new();
+    let user = 65534;
+    fs::set_permissions(room.path("."), fs::Permissions::from_mode(0o755)).unwrap();
+    assert!(Command::new("mkfifo").args(["-m", "666"]).arg(room.path("key")).status().unwrap().success());
+    let mut command = room.command(&["list", "t", "--key-file", "key"]);
+    if rustix::process::geteuid().is_root() {
+        command.uid(user).gid(user);
+    }
+    let Ok(mut child) = command.spawn() else { return eprintln!("not run: another user cannot execute it") };
+    // It waits for the key.
+    let key = fs::OpenOptions::new().write(true).open(room.path("key")).unwrap();
+    let owner = fs::metadata(format!("/proc/{}/environ", child.id())).unwrap().uid();
+    drop(key);
+    child.wait().unwrap();
+    assert_eq!(owner, 0);
 }

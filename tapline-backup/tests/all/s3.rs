@@ -1,6 +1,10 @@
 //! Targets in a bucket: of a server in memory, or, with `TAPLINE_TEST_S3=s3://BUCKET` and the variables that Tapline
 //! itself uses, of a real one.
 
+use std::process::Stdio;
+
+use rustix::process::{Pid, Signal, kill_process};
+
 use crate::killed::{children, kill_backups};
 use crate::room::{Room, begun, id};
 use crate::s3_server::{Bucket, Fault};
@@ -97,6 +101,55 @@ fn lost_answers_conflicts_and_a_busy_server_change_nothing() {
         assert_eq!(made.code, 0, "{fault:?}: {made:?}");
         exercise(&room);
     }
+}
+
+#[test]
+fn changes_whose_outcome_is_unknown_are_repeated() {
+    let resets = Bucket::start();
+    let silent = Bucket::start();
+    silent.set(Fault::Silent);
+    let patient = ("AWS_READ_TIMEOUT", "2s".to_owned());
+    for environment in [resets.behind_resets(), [silent.environment(), vec![patient]].concat()] {
+        let room = Room::with_bucket(TARGET, environment);
+        let made = room.run(&["target", "create", TARGET]);
+        assert_eq!(made.code, 0, "{made:?}");
+        exercise(&room);
+    }
+}
+
+#[test]
+fn a_server_that_never_answers_is_given_up_with_the_number_of_attempts() {
+    let bucket = Bucket::start();
+    bucket.set(Fault::Mute);
+    let environment = [bucket.environment(), vec![("AWS_READ_TIMEOUT", "100ms".to_owned())]].concat();
+    let room = Room::with_bucket(TARGET, environment.clone());
+    room.run(&["target", "create", TARGET]).failed(4, "5 attempts in ");
+    // One that is interrupted is not repeated.
+    let room = Room::with_bucket(TARGET, environment[..4].to_vec());
+    let mut child = room.command(&["target", "create", TARGET]).stderr(Stdio::piped()).spawn().unwrap();
+    let before = bucket.names().len();
+    while bucket.names().len() == before {
+        std::thread::yield_now();
+    }
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(4));
+    assert_eq!(bucket.names().len(), before + 1);
+    let invalid = Room::with_bucket(TARGET, vec![environment[2].clone(), ("AWS_READ_TIMEOUT", "0".to_owned())]);
+    invalid.run(&["target", "create", TARGET]).failed(64, "AWS_READ_TIMEOUT=60s");
+}
+
+#[test]
+fn a_redirected_change_is_refused() {
+    let (bucket, room) = bucket();
+    room.image("a.raw", 4, 1);
+    let before = bucket.names();
+    for status in [301, 302, 303, 307, 308] {
+        bucket.set(Fault::Redirects(status));
+        let made = room.run(&["create", TARGET, "raw:a.raw", "--name", "a"]);
+        made.failed(4, "set AWS_REGION and AWS_ENDPOINT_URL");
+        made.failed(4, &format!("status {status}) to /bucket"));
+    }
+    assert_eq!(bucket.names(), before);
 }
 
 #[test]

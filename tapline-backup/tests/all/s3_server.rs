@@ -9,7 +9,10 @@ use std::sync::{Arc, Mutex};
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, Response, StatusCode};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 const BUCKET: &str = "bucket";
 
@@ -22,6 +25,12 @@ pub enum Fault {
     None,
     /// Every third change is carried out and answered with an error.
     LostAnswers,
+    /// Every third change is carried out and never answered.
+    Silent,
+    /// No change is answered.
+    Mute,
+    /// Changes are redirected with this status to a page that exists.
+    Redirects(u16),
     /// Every third request is put off.
     Busy,
     /// Every second creation collides with one that fails.
@@ -48,25 +57,38 @@ pub struct Bucket {
 
 impl Bucket {
     pub fn start() -> Bucket {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let address = listener.local_addr().unwrap();
+        let (listener, address) = listen();
         let shared =
             Arc::new(Shared { objects: Mutex::default(), fault: Mutex::new(Fault::None), requests: AtomicU32::new(0) });
         let router = Router::new().fallback(answer).with_state(Arc::clone(&shared));
-        std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async {
-                axum::serve(tokio::net::TcpListener::from_std(listener).unwrap(), router).await.unwrap();
-            });
+        run(async move {
+            axum::serve(tokio::net::TcpListener::from_std(listener).unwrap(), router).await.unwrap();
         });
         Bucket { address, shared }
     }
 
     /// The variables by which a command finds the server.
     pub fn environment(&self) -> Vec<(&'static str, String)> {
+        Bucket::environment_of(self.address)
+    }
+
+    /// The same behind a network that resets the connection instead of every third answer to a change.
+    pub fn behind_resets(&self) -> Vec<(&'static str, String)> {
+        let (listener, address) = listen();
+        let (to, changes) = (self.address, Arc::new(AtomicU32::new(0)));
+        run(async move {
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            loop {
+                let (client, _) = listener.accept().await.unwrap();
+                tokio::spawn(relay(client, to, Arc::clone(&changes)));
+            }
+        });
+        Bucket::environment_of(address)
+    }
+
+    fn environment_of(address: SocketAddr) -> Vec<(&'static str, String)> {
         vec![
-            ("AWS_ENDPOINT_URL", format!("http://{}", self.address)),
+            ("AWS_ENDPOINT_URL", format!("http://{address}")),
             ("AWS_REGION", "here".to_owned()),
             ("AWS_ACCESS_KEY_ID", "key".to_owned()),
             ("AWS_SECRET_ACCESS_KEY", "secret".to_owned()),
@@ -95,13 +117,52 @@ impl Bucket {
     }
 }
 
+fn listen() -> (std::net::TcpListener, SocketAddr) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+/// Runs a server on a thread of its own.
+fn run(server: impl Future<Output = ()> + Send + 'static) {
+    std::thread::spawn(move || {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(server);
+    });
+}
+
+/// A connection to a server. Instead of every third answer to a change it is reset.
+async fn relay(mut client: TcpStream, to: SocketAddr, changes: Arc<AtomicU32>) {
+    let mut server = TcpStream::connect(to).await.unwrap();
+    let (mut sent, mut answer, mut is_change) = ([0; 16 << 10], [0; 16 << 10], false);
+    loop {
+        let relayed = tokio::select! {
+            read = client.read(&mut sent) => {
+                let part = &sent[..read.unwrap_or(0)];
+                is_change |= part.starts_with(b"PUT ") || part.starts_with(b"DELETE ");
+                if part.is_empty() { None } else { server.write_all(part).await.ok() }
+            }
+            read = server.read(&mut answer) => {
+                let part = &answer[..read.unwrap_or(0)];
+                if std::mem::take(&mut is_change) && changes.fetch_add(1, Ordering::Relaxed) % 3 == 0 {
+                    return rustix::net::sockopt::set_socket_linger(&client, Some(std::time::Duration::ZERO)).unwrap();
+                }
+                if part.is_empty() { None } else { client.write_all(part).await.ok() }
+            }
+        };
+        if relayed.is_none() {
+            return;
+        }
+    }
+}
+
 async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response<Body> {
     let (parts, body) = request.into_parts();
     let bytes = to_bytes(body, 64 << 20).await.unwrap().to_vec();
     let fault = *shared.fault.lock().unwrap();
     let turn = shared.requests.fetch_add(1, Ordering::Relaxed);
     let path = parts.uri.path().trim_start_matches('/');
-    let (bucket, name) = path.split_once('/').unwrap_or((path, ""));
+    let bucket = path.split_once('/').map_or(path, |(bucket, _)| bucket);
     let signed = parts.headers.get("authorization").and_then(|value| value.to_str().ok());
     if fault == Fault::Denied || !signed.is_some_and(|signed| signed.contains("Credential=key/")) {
         return error(StatusCode::FORBIDDEN, "AccessDenied");
@@ -112,8 +173,26 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
     if fault == Fault::Busy && turn % 3 == 0 {
         return error(StatusCode::SERVICE_UNAVAILABLE, "SlowDown");
     }
+    let is_change = parts.method == Method::PUT || parts.method == Method::DELETE;
+    if let (Fault::Redirects(status), true) = (fault, is_change) {
+        let to = format!("/{BUCKET}?list-type=2");
+        return Response::builder().status(status).header("location", to).body(Body::empty()).unwrap();
+    }
+    let answered = carry_out(&shared, &parts, bytes, turn);
+    if is_change && (fault == Fault::Mute || fault == Fault::Silent && turn % 3 == 0) {
+        std::future::pending::<()>().await;
+    }
+    if fault == Fault::LostAnswers && is_change && turn % 3 == 0 {
+        return error(StatusCode::INTERNAL_SERVER_ERROR, "InternalError");
+    }
+    answered
+}
+
+fn carry_out(shared: &Shared, parts: &Parts, bytes: Vec<u8>, turn: u32) -> Response<Body> {
+    let fault = *shared.fault.lock().unwrap();
+    let name = parts.uri.path().trim_start_matches('/').split_once('/').map_or("", |(_, name)| name);
     let mut objects = shared.objects.lock().unwrap();
-    let answered = match parts.method {
+    match parts.method {
         Method::GET if name.is_empty() => list(&objects, parts.uri.query().unwrap_or_default()),
         Method::GET | Method::HEAD => match objects.get(name) {
             Some(found) => read(found, &parts.headers, parts.method == Method::HEAD),
@@ -137,12 +216,7 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
             Response::builder().status(StatusCode::NO_CONTENT).body(Body::empty()).unwrap()
         }
         _ => error(StatusCode::NOT_IMPLEMENTED, "NotImplemented"),
-    };
-    let is_change = parts.method == Method::PUT || parts.method == Method::DELETE;
-    if fault == Fault::LostAnswers && is_change && turn % 3 == 0 {
-        return error(StatusCode::INTERNAL_SERVER_ERROR, "InternalError");
     }
-    answered
 }
 
 fn read(found: &[u8], headers: &HeaderMap, is_head: bool) -> Response<Body> {

@@ -1,9 +1,12 @@
 //! Snapshots that exist for a backup only.
 //!
 //! 1. Its UUID is recorded. *If killed before:* nothing has happened.
-//! 2. It is taken by the job `vdi-snapshot` or `vm-snapshot`, and read. *If killed:* the next daemon destroys it
-//!    ([`remove_left_over`]), once that job is done or rolled back, and the VBD through which it was read is gone.
-//! 3. It is destroyed, then its record. *If killed between:* the next daemon finds no snapshot, and removes the record.
+//! 2. It is taken by the job `vdi-snapshot` or `vm-snapshot`, and read. The commit with the intent of the latter
+//!    records the UUIDs of the VDIs, too: they outlive the VM's snapshot if the VM is destroyed. *If killed:* the next
+//!    daemon destroys it ([`remove_left_over`]), once that job is done or rolled back, and the VBD through which it was
+//!    read is gone.
+//! 3. It is destroyed, with each of these VDIs, then its record. *If killed between:* the next daemon finds no
+//!    snapshot, and removes the record.
 //!
 //! Invariant: nothing is destroyed but what was created under a UUID that was recorded before, and that is random.
 
@@ -29,15 +32,15 @@ const READERS_MAX: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Temporary {
     daemon: Daemon,
-    snapshot: Option<BackupSnapshot>,
+    snapshot: Option<Uuid>,
 }
 
 impl Temporary {
     /// Records a snapshot that is to be taken; returns with it the UUID that it must get.
     pub async fn record(daemon: &Daemon, vm: Option<Uuid>) -> Result<(Temporary, Uuid), Problem> {
-        let snapshot = BackupSnapshot { snapshot: Uuid::new_v4(), vm };
-        daemon.catalogue.write(move |tx| tx.add_backup_snapshot(snapshot)).await?;
-        Ok((Temporary { daemon: daemon.clone(), snapshot: Some(snapshot) }, snapshot.snapshot))
+        let snapshot = Uuid::new_v4();
+        daemon.catalogue.write(move |tx| tx.add_backup_snapshot(snapshot, vm)).await?;
+        Ok((Temporary { daemon: daemon.clone(), snapshot: Some(snapshot) }, snapshot))
     }
 
     /// Destroys the snapshot, if it exists. If that cannot be done now, it is done as soon as possible.
@@ -47,9 +50,9 @@ impl Temporary {
         match tokio::time::timeout(READERS_MAX, try_to_remove(&self.daemon, snapshot)).await {
             Ok(Ok(())) => self.snapshot = None,
             Ok(Err(problem)) => {
-                tracing::warn!(snapshot = %snapshot.snapshot, "a snapshot for a backup stays: {problem}")
+                tracing::warn!(%snapshot, "a snapshot for a backup stays: {problem}")
             }
-            Err(_) => tracing::info!(snapshot = %snapshot.snapshot, "a snapshot for a backup is still being read"),
+            Err(_) => tracing::info!(%snapshot, "a snapshot for a backup is still being read"),
         }
     }
 }
@@ -63,14 +66,13 @@ impl Drop for Temporary {
 }
 
 /// Destroys a snapshot, however often that must be tried. When the daemon stops, the next one does it.
-async fn remove(daemon: Daemon, snapshot: BackupSnapshot) {
+async fn remove(daemon: Daemon, snapshot: Uuid) {
     let mut rest = REST;
     while !daemon.tasks.is_stopping() {
         match try_to_remove(&daemon, snapshot).await {
             Ok(()) => return,
             Err(_) if daemon.tasks.is_stopping() => return,
             Err(problem) => {
-                let snapshot = snapshot.snapshot;
                 tracing::warn!(%snapshot, "a snapshot for a backup could not be destroyed: {problem}; trying again");
                 tokio::time::sleep(rest).await;
                 rest = rest.saturating_mul(2).min(REST_MAX);
@@ -79,28 +81,39 @@ async fn remove(daemon: Daemon, snapshot: BackupSnapshot) {
     }
 }
 
-async fn try_to_remove(daemon: &Daemon, BackupSnapshot { snapshot, vm }: BackupSnapshot) -> Result<(), Problem> {
-    // The task that takes it may not have ended, and would create it after this.
-    let tasks = daemon.catalogue.read(|view| view.tasks(true)).await?;
-    for task in tasks.iter().filter(|task| task.about.iter().any(|about| about.uuid == snapshot)) {
-        if let Err(problem) = daemon.tasks.success_of(task.uuid).await {
-            tracing::debug!(task = %task.uuid, "{problem}");
-        }
-    }
-    match vm {
-        None => destroy_vdi(daemon, snapshot).await?,
-        Some(vm) => {
-            let find = move |view: &repo::View<'_>| view.find_vm_snapshot(snapshot);
-            if let Some(found) = daemon.catalogue.read(find).await? {
-                for vdi in found.disks.iter().filter_map(|disk| disk.snapshot) {
-                    until_unread(daemon, vdi).await?;
-                }
-                let task = vm::destroy_snapshot(daemon, vm, snapshot).await?;
-                daemon.tasks.success_of(task.uuid).await?;
+async fn try_to_remove(daemon: &Daemon, snapshot: Uuid) -> Result<(), Problem> {
+    loop {
+        let found = daemon.catalogue.read(move |view| Ok((view.find_backup_snapshot(snapshot)?, view.tasks(true)?)));
+        let (Some(recorded), tasks) = found.await? else { return Ok(()) };
+        // The job that creates it may not have ended, and would create it after this.
+        let is_of = |uuid: Uuid| uuid == snapshot || recorded.disks.contains(&uuid);
+        for task in tasks.iter().filter(|task| task.about.iter().any(|about| is_of(about.uuid))) {
+            if let Err(problem) = daemon.tasks.success_of(task.uuid).await {
+                tracing::debug!(task = %task.uuid, "{problem}");
             }
         }
+        destroy(daemon, &recorded).await?;
+        // The job may have begun since the record was read.
+        if daemon.catalogue.write(move |tx| tx.forget_backup_snapshot(&recorded)).await? {
+            return Ok(());
+        }
     }
-    daemon.catalogue.write(move |tx| tx.forget_backup_snapshot(snapshot)).await
+}
+
+async fn destroy(daemon: &Daemon, BackupSnapshot { snapshot, vm, disks }: &BackupSnapshot) -> Result<(), Problem> {
+    let (snapshot, Some(vm)) = (*snapshot, *vm) else { return destroy_vdi(daemon, *snapshot).await };
+    if daemon.catalogue.read(move |view| view.find_vm_snapshot(snapshot)).await?.is_some() {
+        for vdi in disks {
+            until_unread(daemon, *vdi).await?;
+        }
+        let task = vm::destroy_snapshot(daemon, vm, snapshot).await?;
+        daemon.tasks.success_of(task.uuid).await?;
+    }
+    // Those that are left: the VM was destroyed, and its snapshot with it.
+    for vdi in disks {
+        destroy_vdi(daemon, *vdi).await?;
+    }
+    Ok(())
 }
 
 async fn destroy_vdi(daemon: &Daemon, snapshot: Uuid) -> Result<(), Problem> {
@@ -128,8 +141,8 @@ async fn until_unread(daemon: &Daemon, vdi: Uuid) -> Result<(), Problem> {
 
 /// Destroys the snapshots that the previous daemon had for its backups, which have ended with it.
 pub async fn remove_left_over(daemon: &Daemon) -> Result<(), Problem> {
-    for snapshot in daemon.catalogue.read(|view| view.backup_snapshots()).await? {
-        background::spawn(remove(daemon.clone(), snapshot));
+    for left in daemon.catalogue.read(|view| view.backup_snapshots()).await? {
+        background::spawn(remove(daemon.clone(), left.snapshot));
     }
     Ok(())
 }

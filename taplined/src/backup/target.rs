@@ -1,6 +1,7 @@
 //! Targets: registered with the ID that is found in their directories; their backups listed, verified and removed.
 
 use std::ffi::OsString;
+use std::time::Duration;
 
 use api::{BackupId, BackupPrune, BackupRemove, BackupTarget, BackupTargetAdd, Code, DiskBackup, Problem, Task};
 use jiff::Timestamp;
@@ -66,14 +67,24 @@ pub async fn add(daemon: &Daemon, asked: BackupTargetAdd) -> Result<BackupTarget
 /// The backups on a target, or those of one VDI, the oldest first.
 pub async fn backups(daemon: &Daemon, target: Uuid, vdi: Option<Uuid>) -> Result<Vec<DiskBackup>, Problem> {
     let target = daemon.catalogue.read_for_client(move |view| view.backup_target(target)).await?;
-    backups_on(daemon, &target, vdi).await
+    let patience = daemon.config.storage.patience();
+    daemon.backup_turns.during(&target, patience, |rest| list(daemon, &target, vdi, rest)).await
 }
 
-/// The same on a target that the caller has.
+/// The same on a target that the caller has, for a task: it waits for no requests of others.
 pub async fn backups_on(daemon: &Daemon, target: &BackupTarget, vdi: Option<Uuid>) -> Result<Vec<DiskBackup>, Problem> {
+    list(daemon, target, vdi, daemon.config.storage.patience()).await
+}
+
+async fn list(
+    daemon: &Daemon,
+    target: &BackupTarget,
+    vdi: Option<Uuid>,
+    patience: Duration,
+) -> Result<Vec<DiskBackup>, Problem> {
     let of_disk = vdi.map(|vdi| ["--disk".into(), identity(daemon, vdi).into()]);
     let words = of_disk.into_iter().flatten().collect();
-    At::of(target).ask(&["list"], words, daemon.config.storage.patience()).await
+    At::of(target).ask(&["list"], words, patience).await
 }
 
 /// A verb on a target, as a task that leaves nothing behind.

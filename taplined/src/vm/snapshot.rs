@@ -96,6 +96,8 @@ async fn begin(
     found.keep(daemon, id);
     let begun = daemon.tasks.start_job(daemon, job, move |job, task, tx| {
         chosen.map_or(Ok(()), |uuid| tx.take_uuid(uuid, task))?;
+        let vdis: Vec<Uuid> = job.moment.disks.iter().map(|state| state.vdi).collect();
+        tx.note_backup_disks(job.moment.id, &vdis)?;
         if let Some(name) = &job.name {
             tx.take_name(Among::VmSnapshots(vm), name, task, &format!("snapshot VM {vm} as '{name}'"))?;
         }

@@ -606,6 +606,58 @@ fn a_machine_whose_backup_does_not_end_well_leaves_nothing() {
 }
 
 #[test]
+fn a_machine_that_is_destroyed_while_it_is_backed_up_leaves_no_snapshots_of_its_disks() {
+    let room = Room::new();
+    let (vm, _) = machine(&room);
+    let stopped = room.stop_at_key();
+    let (status, task) = room.daemon.post(&format!("/vms/{vm}/backup"), json!({ "target": room.target }));
+    assert_eq!(status, 202, "{task}");
+    // The target is opened once before the snapshots are taken.
+    stopped.let_go();
+    wait_until("the snapshots are taken", || {
+        room.daemon.get(&format!("/vms/{vm}/snapshots")).1.as_array().unwrap().len() == 1
+            && !jobs(&room.daemon).is_empty()
+    });
+    assert_eq!(room.daemon.get("/vdis").1.as_array().unwrap().len(), 4);
+    assert_eq!(room.daemon.delete(&format!("/vms/{vm}")).0, 204);
+    assert_eq!(room.daemon.post(&format!("/tasks/{}/cancel", task["uuid"].as_str().unwrap()), json!({})).0, 200);
+    assert_eq!(room.daemon.wait(&task)["state"], "cancelled");
+    room.only(2);
+}
+
+#[test]
+fn a_snapshot_of_a_machine_that_the_next_daemon_completes_is_destroyed_by_it() {
+    let mut room = Room::new();
+    let (vm, _) = machine(&room);
+    for at in ["disks", "first:after", "disks:after", "record", "record:after"] {
+        room.daemon.restart_with(&[(ABORT_AT, &format!("vm-snapshot:{at}"))]);
+        room.daemon.post_and_die(&format!("/vms/{vm}/backup"), json!({ "target": room.target }));
+        room.daemon.restart();
+        room.only(2);
+        assert_eq!(room.daemon.get(&format!("/vms/{vm}/snapshots")).1, json!([]), "{at}");
+    }
+}
+
+#[test]
+fn a_request_to_a_target_that_hangs_is_answered_and_its_process_is_killed() {
+    let mut room = Room::new();
+    let config = room.daemon.room().join("taplined.toml");
+    let settings = fs::read_to_string(&config).unwrap();
+    fs::write(&config, format!("{settings}\n[storage]\nanswer-timeout = 1\n")).unwrap();
+    room.daemon.restart();
+    let stopped = room.stop_at_key();
+    let list = format!("/backup-targets/{}/backups", room.target);
+    // More than there are turns.
+    for _ in 0..4 {
+        let (status, problem) = room.daemon.get(&list);
+        assert_eq!((status, &problem["code"]), (504, &json!("timeout")), "{problem}");
+    }
+    wait_until("its processes are gone", || jobs(&room.daemon).is_empty());
+    stopped.replace();
+    wait_until("it responds again", || room.daemon.get(&list).0 == 200);
+}
+
+#[test]
 fn superfluous_backups_of_one_disk_are_pruned() {
     let room = Room::new();
     room.back_up();

@@ -7,21 +7,11 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// The directory of root's logs, below the daemon's run directory.
-const OF_ROOT: &str = "/run/tapline/redo";
+use control::redo_name::{self, OF_ROOT};
 
 /// Returns the directory of this user's logs.
 pub fn path() -> PathBuf {
-    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    if let Some(directory) = set("TAPLINE_REDO_DIR") {
-        return directory;
-    }
-    let user = rustix::process::geteuid();
-    if user.is_root() {
-        return PathBuf::from(OF_ROOT);
-    }
-    let runtime = set("XDG_RUNTIME_DIR").map(|directory| directory.join("tapline/redo"));
-    runtime.unwrap_or_else(|| PathBuf::from(format!("/tmp/tapline-{}/redo", user.as_raw())))
+    redo_name::directory(rustix::process::geteuid().as_raw())
 }
 
 /// Creates the directory of the logs, which only this user may enter.

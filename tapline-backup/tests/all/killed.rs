@@ -1,11 +1,13 @@
 //! Killed at any moment, nothing half is left, and a repeated command succeeds.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
+use rustix::io::ioctl_fionread;
+use rustix::pipe::fcntl_setpipe_size;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::room::{Room, begun, id};
@@ -141,12 +143,24 @@ fn a_restore_whose_image_is_no_longer_served_fails() {
     assert_eq!(room.path("b.qcow2").exists(), status.success(), "{status}");
 }
 
+/// More bytes than a line of progress has, and less than two have.
+const LINE: usize = 200;
+
 /// The value of a line of /proc/PID/status of the process that serves an image of a backup that runs.
 fn status_while_backing_up(room: &Room, words: &[&str], environment: &[(&str, &str)], line: &str) -> String {
     let mut command = room.command(&[&["create", "t", "--name", "a", "--json"], words].concat());
-    let mut child = command.envs(environment.iter().copied()).stderr(Stdio::piped()).spawn().unwrap();
-    // Something was read of it.
-    BufReader::new(child.stderr.take().unwrap()).read_line(&mut String::new()).unwrap();
+    // A pipe with room for one line of progress: at the second one the backup waits until it is killed.
+    let (read, write) = std::io::pipe().unwrap();
+    let size = fcntl_setpipe_size(&write, 4096).unwrap();
+    let filled = vec![b'\n'; size - LINE];
+    (&write).write_all(&filled).unwrap();
+    let mut child = command.envs(environment.iter().copied()).stderr(write).spawn().unwrap();
+    drop(command);
+    // Something was read of the image.
+    while ioctl_fionread(&read).unwrap() <= filled.len() as u64 {
+        assert!(child.try_wait().unwrap().is_none(), "it has ended");
+        std::thread::yield_now();
+    }
     let serving = children(&child);
     let status = fs::read_to_string(format!("/proc/{}/status", serving[0].as_raw_nonzero())).unwrap();
     kill(&mut child, Signal::KILL);

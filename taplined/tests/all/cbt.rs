@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -514,14 +515,13 @@ fn a_restore_in_place_is_found_out_whatever_fails_first() {
         bed.daemon.kill();
         kill(&pid);
         fs::write(path, copy).unwrap();
-        fs::rename(&parent, parent.with_extension("away")).unwrap();
+        // The leaf is opened, and its parent cannot be.
+        let whole = fs::read(&parent).unwrap();
+        fs::File::options().write(true).open(&parent).unwrap().write_all_at(b"X", 0).unwrap();
         bed.daemon.restart();
-        wait_until("the disk cannot be started", || {
-            let health = bed.daemon.get(&bed.vbd).1["health"]["state"].clone();
-            ["unreachable", "failed", "damaged"].iter().any(|state| health == *state)
-        });
+        wait_until("two starts have failed", || bed.daemon.log().contains("pause=200ms"));
         assert!(bed.ask(&first, &bed.vdi).0 >= 400);
-        fs::rename(parent.with_extension("away"), &parent).unwrap();
+        fs::File::options().write(true).open(&parent).unwrap().write_all_at(&whole[..1], 0).unwrap();
         bed.wait_until_served(pid);
         assert!(bed.refused(&first, &bed.vdi).contains("not in the state in which"), "{}", bed.tracking());
         let second = bed.snapshot();

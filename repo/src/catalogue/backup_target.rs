@@ -84,9 +84,10 @@ impl Tx<'_> {
         }
     }
 
-    /// Records that a snapshot of this identity is about to be taken for a backup, and is destroyed with it.
+    /// Records that a snapshot of this identity is to be destroyed by the daemon: one that is about to be taken for a
+    /// backup, or that is not needed for backups any more.
     pub fn add_backup_snapshot(&mut self, BackupSnapshot { snapshot, vm }: BackupSnapshot) -> Result<(), Problem> {
-        self.execute("INSERT INTO backup_snapshot VALUES (?1, ?2)", (Id(snapshot), vm.map(Id))).map(drop)
+        self.execute("INSERT OR IGNORE INTO backup_snapshot VALUES (?1, ?2)", (Id(snapshot), vm.map(Id))).map(drop)
     }
 
     /// Forgets a snapshot that was destroyed.

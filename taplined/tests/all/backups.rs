@@ -25,7 +25,7 @@ struct Room {
 const SIZE: u64 = 64 << 20;
 
 /// The backup program, which is built beside the daemon.
-fn program() -> Command {
+pub fn program() -> Command {
     let program = Path::new(env!("CARGO_BIN_EXE_taplined")).with_file_name("tapline-backup");
     if !program.exists() {
         let built = Command::new(env!("CARGO")).args(["build", "-q", "-p", "tapline-backup"]).status().unwrap();
@@ -37,7 +37,7 @@ fn program() -> Command {
 }
 
 /// Creates a target in a new directory; returns its ID.
-fn create_target(directory: &Path, words: &[&str]) -> String {
+pub fn create_target(directory: &Path, words: &[&str]) -> String {
     fs::create_dir_all(directory).unwrap();
     let made = program().args(["target", "create"]).arg(directory).args(words).output().unwrap();
     assert!(made.status.success(), "{made:?}");
@@ -45,7 +45,7 @@ fn create_target(directory: &Path, words: &[&str]) -> String {
 }
 
 /// Registers the target in the directory `target`; returns its UUID.
-fn register(daemon: &Taplined, key: &Value) -> String {
+pub fn register(daemon: &Taplined, key: &Value) -> String {
     let asked = json!({ "name": "offsite", "path": daemon.room().join("target"), "key_file": key });
     let (status, target) = daemon.post("/backup-targets", asked);
     assert_eq!(status, 201, "{target}");

@@ -47,7 +47,13 @@ pub async fn since(
     backups: &[DiskBackup],
 ) -> Result<Changes, String> {
     let Some(KeptBase { snapshot: from, base, .. }) = base_of(daemon, disk, target.uuid).await? else {
-        return Err("no backup of the disk to this target was continued with a record of its changes".to_owned());
+        let read = daemon.catalogue.read(move |view| view.find_vdi(disk)).await.map_err(|problem| problem.detail)?;
+        let is_tracked = read.and_then(|vdi| vdi.cbt).is_some_and(|tracking| tracking.enabled);
+        return Err(match is_tracked {
+            true => "no backup of the disk to this target is known since which all changes were recorded",
+            false => "the changes of the disk are not recorded (see: tapline vdi cbt enable)",
+        }
+        .to_owned());
     };
     let backup = backups.iter().find(|backup| backup.id == base.backup);
     let backup = backup.ok_or_else(|| format!("backup {} is no longer on the target", base.backup))?;

@@ -50,7 +50,8 @@ impl Temporary {
         Temporary { daemon: daemon.clone(), snapshot: Some(BackupSnapshot { snapshot, vm: None }) }
     }
 
-    /// Destroys the snapshot, or only its data if it is a base. If that cannot be done now, it is done as soon as possible.
+    /// Destroys the snapshot, or only its data if it is a base. If that cannot be done now, it is done as soon as
+    /// possible.
     pub async fn remove(mut self) {
         // When the daemon stops, the next one does it.
         let Some(snapshot) = self.snapshot.filter(|_| !self.daemon.tasks.is_stopping()) else { return };

@@ -408,6 +408,42 @@ fn a_key_that_is_wrong_missing_or_readable_by_others_is_refused() {
     assert!(status == 409 && problem["detail"].as_str().unwrap().contains("encrypted"), "{status} {problem}");
 }
 
+/// The list of changes is made, and then the backup is removed that it is of.
+#[test]
+fn everything_is_read_when_the_base_is_removed_meanwhile() {
+    let room = Room::new();
+    room.daemon.done(room.daemon.post(&format!("/vdis/{}/cbt-enable", room.vdi), json!({})));
+    room.write(&["write -P 1 0 8M"]);
+    let first = room.back_up();
+    room.write(&["write -P 2 1M 64k"]);
+    let stopped = room.stop_at_key();
+    let (task, _) = room.begin_and_stop(&stopped);
+    assert_eq!(fs::read_dir(room.daemon.room().join("run/changes")).unwrap().count(), 1);
+    let mut waits = fs::OpenOptions::new().write(true).open(&stopped.path).unwrap();
+    stopped.replace();
+    let removed = program()
+        .arg("remove")
+        .arg(room.daemon.room().join("target"))
+        .arg(first["backup"].as_str().unwrap())
+        .arg("--key-file")
+        .arg(&stopped.path)
+        .output()
+        .unwrap();
+    assert!(removed.status.success(), "{removed:?}");
+    waits.write_all(&stopped.key).unwrap();
+    drop(waits);
+    let task = room.daemon.wait(&task);
+    let made = &task["result"];
+    assert!(task["state"] == "done" && made["since"].is_null(), "{task}");
+    assert!(made["full"].as_str().unwrap().contains(first["backup"].as_str().unwrap()), "{made}");
+    assert_eq!(made["statistics"]["read"], 8 << 20, "{made}");
+    let restored = room.daemon.done(room.restore(&made["backup"], "back"))["uuid"].as_str().unwrap().to_owned();
+    room.holds(&restored, &["read -P 1 0 1M", "read -P 2 1M 64k", "read -P 1 1088k 7104k"]);
+    // The disk, the restored one, and the base of the next backup.
+    room.only(3);
+    assert_eq!(fs::read_dir(room.daemon.room().join("run/changes")).unwrap().count(), 0);
+}
+
 #[test]
 fn a_target_is_registered_once_and_forgotten_without_its_backups() {
     let room = Room::new();

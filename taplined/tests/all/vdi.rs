@@ -661,6 +661,12 @@ fn a_job_is_completed_or_rolled_back_after_any_kill() {
     }
 }
 
+/// In each run: incremental backups rest on it.
+#[test]
+fn the_data_of_a_snapshot_is_destroyed_despite_any_kill() {
+    killed_anywhere("vdi-data-destroy", &["forget", "remove"]);
+}
+
 /// The same while a client uses the disk, whose process keeps running or dies with the daemon.
 #[test]
 #[ignore = "slow: run by `make test-all`"]

@@ -5,6 +5,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use crate::BackupId;
+
 /// The recording of the changed blocks of a VDI, and the maps of changed blocks that it has.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ChangeTracking {
@@ -24,6 +26,20 @@ pub struct ChangeTracking {
     /// Maps that are not needed any more, whose files are to be removed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unneeded: Vec<Uuid>,
+    /// The backup that a snapshot is kept for: the next backup of the disk to that target reads only the changes since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<BackupBase>,
+}
+
+/// A backup that has the very content of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct BackupBase {
+    /// The target that it is on.
+    pub target: Uuid,
+    /// The backup.
+    pub backup: BackupId,
+    /// The digest of its content.
+    pub content: String,
 }
 
 /// A map of changed blocks: a file of the repository.

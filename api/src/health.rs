@@ -335,7 +335,7 @@ pub fn of_vdi<'a>(facts: &VdiFacts<'_>, users: impl IntoIterator<Item = &'a Heal
 fn of_vdi_state(state: VdiState, file: Option<&str>) -> Option<Health> {
     let (state, wrong, advice) = match state {
         // Who serves it decides the words of a diverged one.
-        VdiState::Ready | VdiState::Diverged => return None,
+        VdiState::Ready | VdiState::Diverged | VdiState::NoData => return None,
         VdiState::Missing => (
             HealthState::Unreachable,
             "one of its files was missing at the last scan",

@@ -51,6 +51,9 @@ pub struct InventoryImage {
     /// Whether the image's VDI is diverged: it is not used until somebody has resolved this.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub diverged: bool,
+    /// Whether there is no file: its VDI is a snapshot whose data was destroyed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_data: bool,
     /// Whether the image was added as hidden; it is then not merged or removed automatically.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub kept: bool,

@@ -45,7 +45,7 @@ pub use backup_target::{
 pub use calibration::{
     CalibrationOperation, SizeRule, SrCalibrate, SrCalibrated, SrCalibration, SrMeasured, SrPolicy, Storage,
 };
-pub use cbt::{ChangeMap, ChangeTracking, ChangedExtent, ChangesFormat, VdiChanges, map_file};
+pub use cbt::{BackupBase, ChangeMap, ChangeTracking, ChangedExtent, ChangesFormat, VdiChanges, map_file};
 pub use disk_limits::DiskLimits;
 pub use event::{Change, Event, ObjectKind};
 pub use health::{Health, HealthState};

@@ -86,6 +86,8 @@ pub enum VdiState {
     Damaged,
     /// Its running disk and the catalogue disagree about its files, and it is uncertain what happened.
     Diverged,
+    /// It is a snapshot whose data was destroyed; only its maps of changed blocks are left.
+    NoData,
 }
 
 /// Formats of images.

@@ -8,6 +8,7 @@
 
 mod autostart;
 pub mod backup;
+mod backup_base;
 mod backup_target;
 mod cbt;
 mod event;
@@ -49,6 +50,7 @@ use uuid::Uuid;
 use crate::blocking;
 
 pub use autostart::ToStart;
+pub use backup_base::KeptBase;
 pub use backup_target::BackupSnapshot;
 pub use event::{EventBus, Past};
 use health::HealthBoard;

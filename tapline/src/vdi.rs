@@ -114,6 +114,8 @@ pub enum VdiVerb {
     },
     /// Resolve a diverged disk, whose running process and catalogue entry disagree
     Reconcile(Reconcile),
+    /// Destroy the data of a snapshot; the changes since it can still be listed
+    DataDestroy(DataDestroy),
     /// Destroy a disk; images shared with other disks stay
     #[command(visible_alias = "rm", aliases = ["delete", "remove"])]
     Destroy(Destroy),
@@ -166,6 +168,18 @@ pub struct Reconcile {
     believe: Believed,
     #[command(flatten)]
     confirm: Confirm,
+}
+
+/// Arguments of `vdi data-destroy`.
+#[derive(clap::Args)]
+pub struct DataDestroy {
+    /// The snapshot: its name or UUID prefix
+    #[command(flatten)]
+    snapshot: Disk,
+    #[command(flatten)]
+    confirm: Confirm,
+    #[command(flatten)]
+    waiting: Waiting,
 }
 
 /// Arguments of `vdi destroy`.
@@ -221,6 +235,7 @@ impl VdiVerb {
                 session.complete(client.vdi_merge(vdi.find(session).await?).await?, waiting).await
             }
             VdiVerb::Reconcile(reconcile) => reconcile.run(session).await,
+            VdiVerb::DataDestroy(destroy) => destroy.run(session).await,
             VdiVerb::Destroy(destroy) => destroy.run(session).await,
         }
     }
@@ -294,6 +309,14 @@ impl Reconcile {
         self.confirm.ask(&format!("believe {} about {disk}: {lost}", word::of(&self.believe)))?;
         let vdi = session.client.vdi_reconcile(vdi.uuid, &VdiReconcile { believe: self.believe }).await?;
         if session.json() { session.value(&vdi) } else { Ok(()) }
+    }
+}
+
+impl DataDestroy {
+    async fn run(self, session: &Session) -> Result<(), Problem> {
+        let vdi = session.client.vdi(self.snapshot.find(session).await?).await?;
+        self.confirm.ask(&format!("destroy the data of {}", named("snapshot", vdi.name.as_str(), vdi.uuid)))?;
+        session.complete(session.client.vdi_data_destroy(vdi.uuid).await?, self.waiting).await
     }
 }
 

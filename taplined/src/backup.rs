@@ -26,6 +26,7 @@ use crate::daemon::Daemon;
 pub use machine::back_up as back_up_vm;
 pub use machine_restore::{RestoreVm, restore_vm};
 pub use restore::{Restore, restore};
+pub use snapshot::sweep;
 pub use target::{add, backups, prune, remove, verify};
 pub use turns::Turns;
 pub use vdi::back_up;
@@ -82,6 +83,7 @@ struct MachineDisk {
 /// Removes what the tasks of the previous daemon have left, before there are tasks of this one.
 pub async fn remove_left_over(daemon: &Daemon) -> Result<(), Problem> {
     restore::forget_sockets(&daemon.config.run_directory);
+    changes::forget_lists(&daemon.config.run_directory);
     snapshot::remove_left_over(daemon).await
 }
 

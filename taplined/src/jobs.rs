@@ -25,13 +25,20 @@ pub const RULES: Rules = Rules { gives_way: vdi::Merge::VERB, when_ended: tidy_u
 pub const WHEN_ATTACHED: WhenAttached = WhenAttached { reconcile: reconcile_sr, collect: vdi::collect };
 
 fn reconcile_sr(daemon: Daemon, sr: Uuid) -> BoxFuture<'static, ()> {
-    async move { differences::heal_sr(&daemon, sr).await }.boxed()
+    async move {
+        differences::heal_sr(&daemon, sr).await;
+        backup::sweep(&daemon).await;
+    }
+    .boxed()
 }
 
 /// Compares the disks of VDIs with the catalogue, and starts merges of images that are no longer needed.
 fn tidy_up(daemon: Daemon, Ended { vdis, tidies, done }: Ended) -> BoxFuture<'static, ()> {
     async move {
         reconcile::of_vdis(&daemon, vdis).await;
+        if done && !tidies.is_empty() {
+            backup::sweep(&daemon).await;
+        }
         for sr in tidies {
             vdi::tidy_up(&daemon, sr, done);
         }
@@ -70,6 +77,7 @@ macro_rules! with_kinds {
             vdi::Clone,
             vdi::Copy,
             vdi::Create,
+            vdi::DataDestroy,
             vdi::Destroy,
             vdi::DisableTracking,
             vdi::EnableTracking,

@@ -7,6 +7,7 @@ pub mod begin;
 mod chain;
 mod copy;
 mod create;
+mod data_destroy;
 mod destroy;
 mod file;
 mod leaf;
@@ -30,6 +31,7 @@ pub use begin::{block_size, must_hold};
 pub use chain::Chain;
 pub use copy::{Copy, Export, Import};
 pub use create::Create;
+pub use data_destroy::DataDestroy;
 pub use destroy::{Destroy, Reclaim};
 pub use file::make_image;
 pub use merge::{Merge, collect, tidy_up};
@@ -92,6 +94,11 @@ pub fn must_be_ready(vdi: &Vdi) -> Result<(), Problem> {
         VdiState::Ready => return Ok(()),
         VdiState::Missing => "one of its files is missing",
         VdiState::Damaged => "one of its files is damaged",
+        VdiState::NoData => {
+            let what = format!("VDI {} cannot be used: it is a snapshot whose data was destroyed", vdi.uuid);
+            let advice = "use another snapshot of the disk; this one is only good for 'tapline vdi changed'";
+            return Err(Problem::new(Code::State, what).advise(advice));
+        }
         VdiState::Diverged => {
             let what = format!("VDI {} cannot be used: its disk and the catalogue disagree about its files", vdi.uuid);
             return Err(Problem::new(Code::State, what).advise(crate::reconcile::ADVICE));

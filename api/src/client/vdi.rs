@@ -89,6 +89,11 @@ impl Client {
         self.begin(Method::DELETE, &target, &()).await
     }
 
+    /// Destroys the data of a snapshot, which stays as the beginning of changes; returns it.
+    pub async fn vdi_data_destroy(&self, uuid: Uuid) -> Result<Answer<Vdi>, Problem> {
+        self.begin(Method::POST, &Target::verb(VDIS, uuid, "data-destroy"), &()).await
+    }
+
     /// Records which blocks of a disk change from now on.
     pub async fn vdi_cbt_enable(&self, uuid: Uuid) -> Result<Answer<Vdi>, Problem> {
         self.begin(Method::POST, &Target::verb(VDIS, uuid, "cbt-enable"), &()).await

@@ -843,6 +843,14 @@ class Operations(Transport):
         })
         return self.request("POST", "/v1/vdis", body=body)
 
+    def vdi_data_destroy(self, uuid, *, if_match=None):
+        """Destroys the data of a snapshot of a VDI whose changed blocks are recorded. The snapshot stays, in the state
+        `no-data`: the changes since can still be listed. The space of data that no other VDI needs is freed.
+
+        Returns a `Task` to wait for.
+        """
+        return self.request("POST", f"/v1/vdis/{uuid}/data-destroy", if_match=if_match)
+
     def vdi_destroy(self, uuid, *, dry_run=UNSET, if_match=None):
         """Destroys a VDI. Its file is removed unless other images are based on it; in that case it is removed or merged
         later. With `dry_run` nothing is changed, and the response says what would be.

@@ -96,9 +96,10 @@ impl Tx<'_> {
         }
     }
 
-    /// Records that a snapshot of this identity is about to be taken for a backup, and is destroyed with it.
+    /// Records that a snapshot of this identity is to be destroyed by the daemon: one that is about to be taken for a
+    /// backup, or that is not needed for backups any more.
     pub fn add_backup_snapshot(&mut self, snapshot: Uuid, vm: Option<Uuid>) -> Result<(), Problem> {
-        let sql = "INSERT INTO backup_snapshot (snapshot, vm) VALUES (?1, ?2)";
+        let sql = "INSERT OR IGNORE INTO backup_snapshot (snapshot, vm) VALUES (?1, ?2)";
         self.execute(sql, (Id(snapshot), vm.map(Id))).map(drop)
     }
 

@@ -5,9 +5,10 @@
 
 use std::collections::HashSet;
 
-use api::{Change, ChangeMap, ChangeTracking, ObjectKind, Problem};
+use api::{Change, ChangeMap, ChangeTracking, Code, ObjectKind, Problem, VdiState};
 use uuid::Uuid;
 
+use super::image::{Image, ImageState};
 use super::row::{Id, Json};
 use super::{Tx, View};
 
@@ -26,9 +27,54 @@ impl View<'_> {
         let tracked = self.tracked_vdis(sr)?;
         Ok(tracked.iter().any(|(_, _, tracking)| tracking.maps.iter().any(|known| known.uuid == map)))
     }
+
+    /// Refuses a VDI that is of no use without its data: one that is not a snapshot, or does not end the interval of a
+    /// map; and one that belongs to a snapshot of a VM, which could not be reverted to it.
+    pub fn check_data_destroyable(&self, uuid: Uuid) -> Result<(), Problem> {
+        let vdi = self.vdi(uuid)?;
+        let refused = |code, why: &str, advice: &str| {
+            Err(Problem::new(code, format!("the data of VDI {uuid} cannot be destroyed alone: {why}")).advise(advice))
+        };
+        let is_mapped = vdi.cbt.as_ref().is_some_and(|tracking| !tracking.maps.is_empty());
+        match self.vm_snapshot_with(uuid)? {
+            _ if vdi.snapshot_of.is_none() => {
+                refused(Code::State, "it is not a snapshot", "take a snapshot of it: tapline vdi snapshot")
+            }
+            _ if vdi.state == VdiState::NoData => {
+                refused(Code::State, "it was destroyed already", "nothing is to be done")
+            }
+            _ if !is_mapped => {
+                let why = "no changed blocks are recorded up to it, so changes since could not be listed";
+                refused(Code::State, why, "destroy it: tapline vdi destroy")
+            }
+            Some(of) => {
+                let why = format!("it belongs to the snapshot '{}' of VM {}", of.name, of.vm);
+                refused(Code::InUse, &why, "destroy that snapshot first: tapline vm snapshot-destroy")
+            }
+            None => Ok(()),
+        }
+    }
 }
 
 impl Tx<'_> {
+    /// A snapshot has no data from now on: its image stays, hidden, and it gets the image `without`, which has no file.
+    /// It is no longer one of its disk's schedule, which would count it as a state that can be reverted to.
+    pub fn remove_data(&mut self, uuid: Uuid, without: Uuid) -> Result<(), Problem> {
+        let image = self.image(self.vdi_image(uuid)?)?;
+        if image.uuid == without {
+            return Ok(());
+        }
+        self.check_data_destroyable(uuid)?;
+        if let Some(vbd) = self.vbds(None, Some(uuid))?.first() {
+            let what = format!("VDI {uuid} is used by VBD {}", vbd.uuid);
+            return Err(Problem::new(Code::InUse, what).advise("destroy its VBDs first"));
+        }
+        let (file, state) = (format!("{without}.no-data"), ImageState::NoData);
+        self.add_image(&Image { uuid: without, file, state, physical: 0, parent: None, kept: false, ..image })?;
+        self.execute("UPDATE vdi SET scheduled = FALSE WHERE uuid = ?1", [Id(uuid)])?;
+        self.set_vdi_image(uuid, without)
+    }
+
     /// Changes the tracking of a VDI.
     pub fn change_tracking(
         &mut self,

@@ -50,6 +50,8 @@ pub enum ImageState {
     Damaged,
     /// A running disk and the catalogue disagree about the chain that it is part of.
     Diverged,
+    /// It has no file: it stands for the data of a snapshot that were destroyed.
+    NoData,
 }
 
 impl ImageState {
@@ -60,6 +62,7 @@ impl ImageState {
             ImageState::Missing => VdiState::Missing,
             ImageState::Damaged => VdiState::Damaged,
             ImageState::Diverged => VdiState::Diverged,
+            ImageState::NoData => VdiState::NoData,
         }
     }
 }

@@ -96,6 +96,7 @@ impl Outbox {
 fn described(image: &Image) -> Option<InventoryImage> {
     let Image { uuid, sr: _, file, format, size, physical: _, parent, state, kept } = image.clone();
     let (damaged, diverged) = (state == ImageState::Damaged, state == ImageState::Diverged);
+    let no_data = state == ImageState::NoData;
     (state != ImageState::Making).then_some(InventoryImage {
         uuid,
         file,
@@ -104,6 +105,7 @@ fn described(image: &Image) -> Option<InventoryImage> {
         parent,
         damaged,
         diverged,
+        no_data,
         kept,
     })
 }

@@ -77,6 +77,7 @@ pub fn check_rows(connection: &Connection) -> Result<(), Problem> {
         view.tokens()?;
         view.backup_targets()?;
         view.backup_snapshots()?;
+        view.backup_bases(None)?;
         Ok(())
     };
     read().map_err(|problem: Problem| match problem.code {

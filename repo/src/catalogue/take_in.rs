@@ -91,6 +91,7 @@ impl Tx<'_> {
         for image in contents.images.values() {
             let physical = files.get(&image.file).copied();
             let state = match physical {
+                _ if image.no_data => ImageState::NoData,
                 None => ImageState::Missing,
                 Some(_) if image.damaged => ImageState::Damaged,
                 Some(_) if image.diverged => ImageState::Diverged,

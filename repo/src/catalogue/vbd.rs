@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use api::{
     AbsolutePath, Change, Code, DiskLimits, Driver, Health, HealthState, Labels, Mode, ObjectKind, Problem, Transport,
-    Vbd, VbdState, Vdi,
+    Vbd, VbdState, Vdi, VdiState,
 };
 use rusqlite::{Row, named_params};
 use uuid::Uuid;
@@ -140,6 +140,10 @@ impl View<'_> {
 
 /// Checks that a VDI can be used with a VBD's access mode.
 fn check_use(vbd: &Vbd, vdi: &Vdi) -> Result<(), Problem> {
+    if vdi.state == VdiState::NoData {
+        let what = format!("VDI {} is a snapshot whose data was destroyed", vdi.uuid);
+        return Err(Problem::new(Code::State, what).field("vdi").advise("use another snapshot of the disk"));
+    }
     if vbd.mode == Mode::ReadWrite && vdi.read_only {
         let what = format!("VDI {} is read-only and cannot be plugged read-write", vdi.uuid);
         return Err(Problem::new(Code::ReadOnly, what)
@@ -238,6 +242,7 @@ impl Tx<'_> {
                 ImageState::Missing => "was missing when its repository was last scanned",
                 ImageState::Damaged => "is damaged",
                 ImageState::Diverged => "is part of a running disk's chain that the catalogue does not match",
+                ImageState::NoData => "has no data",
             };
             let advice = match image.state {
                 ImageState::Diverged => "resolve the conflict: see 'tapline host reconcile --dry-run'",

@@ -47,6 +47,7 @@ fn image(n: u128, parent: Option<u128>) -> InventoryImage {
         parent: parent.map(Uuid::from_u128),
         damaged: false,
         diverged: false,
+        no_data: false,
         kept: false,
     }
 }

@@ -1,6 +1,7 @@
 //! `vdi backup` and `vdi restore`.
 
 use api::{BackupId, Description, ImageFormat, LogicalBlockSize, Name, Problem, VdiBackup, VdiRestore};
+use control::printable;
 use control::size::readable;
 use serde_json::Value;
 
@@ -64,11 +65,16 @@ impl Backup {
     }
 }
 
-/// The ID of a backup, and what it cost.
+/// The ID of a backup, what it cost, and why not less.
 fn report(made: &Value) -> String {
     let bytes = |field: &str| readable(made["statistics"][field].as_u64().unwrap_or(0));
     let costs = ["read", "holes", "unchanged", "deduplicated", "sent"].map(|field| format!("{} {field}", bytes(field)));
-    format!("{}\n{}\n", made["backup"].as_str().unwrap_or_default(), costs.join(", "))
+    let extent = match (made["since"].as_str(), made["full"].as_str()) {
+        (Some(since), _) => format!("only changes since {since} were read\n"),
+        (None, Some(full)) => format!("everything was read: {}\n", printable(full)),
+        (None, None) => String::new(),
+    };
+    format!("{}\n{}\n{extent}", made["backup"].as_str().unwrap_or_default(), costs.join(", "))
 }
 
 impl Restore {

@@ -2,7 +2,8 @@
 //!
 //! The steps are those of [`super::vdi`], with the job `vm-snapshot`, and a copy for each disk. Each backup has the
 //! machine in its properties, with the moment and all of its disks. A machine can be restored when all of these are
-//! there, so an unfinished backup of a machine does not count. If a copy fails, those before it are removed.
+//! there, so an unfinished backup of a machine does not count. If a copy fails, those before it are removed. So none of
+//! the snapshots becomes a base before all are copied.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -15,7 +16,7 @@ use uuid::Uuid;
 
 use super::program::At;
 use super::snapshot::Temporary;
-use super::vdi::{Made, Source};
+use super::vdi::{Made, Source, keep};
 use super::{Machine, MachineDisk, target};
 use crate::daemon::Daemon;
 use crate::fault;
@@ -47,18 +48,42 @@ async fn work(daemon: &Daemon, vm: &Vm, target: &BackupTarget, mut context: Cont
     context.step("find", true).await?;
     context.unless_cancelled(target::backups_on(daemon, target, None)).await?;
     let (temporary, snapshot) = Temporary::record(daemon, Some(vm.uuid)).await?;
-    let made = match take(daemon, vm, snapshot, &mut context).await {
-        Ok(taken) => copy_all(daemon, vm, &taken, target, &mut context).await,
-        Err(problem) => Err(problem),
+    let (made, bases) = match take(daemon, vm, snapshot, &mut context).await {
+        Ok(taken) => {
+            let made = copy_all(daemon, vm, &taken, target, &mut context).await;
+            let bases = made.iter().flatten().filter_map(|(vdi, made)| {
+                let disk = taken.disks.iter().find(|disk| disk.vdi == *vdi)?;
+                Some((disk.snapshot?, made.base(target)))
+            });
+            let bases = bases.collect();
+            (made, bases)
+        }
+        Err(problem) => (Err(problem), Vec::new()),
+    };
+    let alone = match bases.is_empty() {
+        true => Vec::new(),
+        false => keep(daemon, VERB, bases, Some(snapshot)).await,
     };
     if let Err(problem) = context.step("remove", false).await {
         tracing::debug!(task = %context.uuid(), "its snapshots are destroyed although {problem}");
     }
     fault::point(VERB, "remove", false);
     temporary.remove().await;
+    for temporary in alone {
+        temporary.remove().await;
+    }
     fault::point(VERB, "remove", true);
     let disks = made?;
-    let shown = |(vdi, made): &(Uuid, Made)| json!({ "vdi": vdi, "backup": made.id, "size": made.size, "statistics": made.statistics });
+    let shown = |(vdi, made): &(Uuid, Made)| {
+        json!({
+            "vdi": vdi,
+            "backup": made.id,
+            "size": made.size,
+            "since": made.since,
+            "full": made.full,
+            "statistics": made.statistics,
+        })
+    };
     Ok(json!({
         "uuid": vm.uuid,
         "target": target.uuid,
@@ -122,7 +147,7 @@ async fn copy(
     on_progress: impl FnMut(Transfer),
 ) -> Result<Made, Problem> {
     let backups = context.unless_cancelled(target::backups_on(daemon, target, Some(vdi.uuid))).await?;
-    let source = Source { vdi, snapshot, last: backups.last(), machine: Some(machine) };
+    let source = Source { vdi, snapshot, backups: &backups, machine: Some(machine) };
     source.copy(daemon, target, context, on_progress).await
 }
 

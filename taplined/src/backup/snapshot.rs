@@ -5,14 +5,18 @@
 //!    records the UUIDs of the VDIs, too: they outlive the VM's snapshot if the VM is destroyed. *If killed:* the next
 //!    daemon destroys it ([`remove_left_over`]), once that job is done or rolled back, and the VBD through which it was
 //!    read is gone.
-//! 3. It is destroyed, with each of these VDIs, then its record. *If killed between:* the next daemon finds no
-//!    snapshot, and removes the record.
+//! 3. If it was backed up and the changes since can be listed, it becomes the base of the next backup
+//!    ([`keep_as_bases`]); in the same commit the base before is recorded as one to be destroyed. *If killed before:*
+//!    as above. *After:* the next daemon does what is left.
+//! 4. A base loses its data, and others are destroyed; then the record is removed. *If killed between:* the next daemon
+//!    finds nothing to do, and removes the record.
 //!
-//! Invariant: nothing is destroyed but what was created under a UUID that was recorded before, and that is random.
+//! Invariant: nothing is destroyed but what was created under a UUID that was recorded before, and that is random; and
+//! bases without data.
 
 use std::time::Duration;
 
-use api::{Problem, VbdState};
+use api::{BackupBase, Code, Problem, VbdState, Vdi, VdiState};
 use repo::catalogue::BackupSnapshot;
 use uuid::Uuid;
 
@@ -43,7 +47,13 @@ impl Temporary {
         Ok((Temporary { daemon: daemon.clone(), snapshot: Some(snapshot) }, snapshot))
     }
 
-    /// Destroys the snapshot, if it exists. If that cannot be done now, it is done as soon as possible.
+    /// One that is recorded.
+    fn recorded(daemon: &Daemon, snapshot: Uuid) -> Temporary {
+        Temporary { daemon: daemon.clone(), snapshot: Some(snapshot) }
+    }
+
+    /// Destroys the snapshot, or only its data if it is a base. If that cannot be done now, it is done as soon as
+    /// possible.
     pub async fn remove(mut self) {
         // When the daemon stops, the next one does it.
         let Some(snapshot) = self.snapshot.filter(|_| !self.daemon.tasks.is_stopping()) else { return };
@@ -93,8 +103,19 @@ async fn try_to_remove(daemon: &Daemon, snapshot: Uuid) -> Result<(), Problem> {
             }
         }
         destroy(daemon, &recorded).await?;
+        let forgotten = daemon.catalogue.write(move |tx| {
+            let own = recorded.vm.is_none().then_some(recorded.snapshot);
+            for vdi in own.iter().chain(&recorded.disks) {
+                // Another backup has become the base after its data was destroyed.
+                if tx.find_vdi(*vdi)?.is_some_and(|vdi| vdi.state != VdiState::NoData || !is_base(&vdi)) {
+                    let what = format!("VDI {vdi} is no longer a base, and is destroyed next");
+                    return Err(Problem::new(Code::Busy, what));
+                }
+            }
+            tx.forget_backup_snapshot(&recorded)
+        });
         // The job may have begun since the record was read.
-        if daemon.catalogue.write(move |tx| tx.forget_backup_snapshot(&recorded)).await? {
+        if forgotten.await? {
             return Ok(());
         }
     }
@@ -116,12 +137,22 @@ async fn destroy(daemon: &Daemon, BackupSnapshot { snapshot, vm, disks }: &Backu
     Ok(())
 }
 
+fn is_base(vdi: &Vdi) -> bool {
+    vdi.cbt.as_ref().is_some_and(|tracking| tracking.base.is_some())
+}
+
 async fn destroy_vdi(daemon: &Daemon, snapshot: Uuid) -> Result<(), Problem> {
     if daemon.catalogue.read(move |view| view.find_vdi(snapshot)).await?.is_none() {
         return Ok(());
     }
     until_unread(daemon, snapshot).await?;
-    let task = begin::destroy(daemon, snapshot).await?;
+    // It may have become a base meanwhile, or be one no longer.
+    let Some(vdi) = daemon.catalogue.read(move |view| view.find_vdi(snapshot)).await? else { return Ok(()) };
+    let task = match (is_base(&vdi), vdi.state) {
+        (true, VdiState::NoData) => return Ok(()),
+        (true, _) => begin::data_destroy(daemon, snapshot).await?,
+        (false, _) => begin::destroy(daemon, snapshot).await?,
+    };
     daemon.tasks.success_of(task.uuid).await.map(drop)
 }
 
@@ -139,8 +170,68 @@ async fn until_unread(daemon: &Daemon, vdi: Uuid) -> Result<(), Problem> {
     Ok(())
 }
 
+/// Has snapshots that were backed up become the bases of the next backups, where the changes since can be listed; those
+/// of a VM together with its snapshot `of_vm`, which ends with that. Returns the bases before, and the snapshots that
+/// are on their own now: all of them are to be removed.
+pub async fn keep_as_bases(
+    daemon: &Daemon,
+    made: Vec<(Uuid, BackupBase)>,
+    of_vm: Option<Uuid>,
+) -> Result<Vec<Temporary>, Problem> {
+    let kept = daemon.catalogue.write(move |tx| {
+        let mut is_any_mapped = false;
+        for (snapshot, _) in &made {
+            is_any_mapped |= tx.vdi(*snapshot)?.cbt.is_some_and(|tracking| !tracking.maps.is_empty());
+        }
+        let mut alone = Vec::new();
+        if let Some(vm) = of_vm.filter(|_| is_any_mapped) {
+            tx.split_backup_snapshot(vm)?;
+            alone.extend(made.iter().map(|(snapshot, _)| *snapshot));
+        }
+        for (snapshot, base) in made {
+            match tx.set_backup_base(snapshot, &base) {
+                Ok(before) => alone.extend(before),
+                // Its next backup reads everything, as without tracking.
+                Err(problem) if matches!(problem.code, Code::State | Code::InUse) => {
+                    tracing::debug!(%snapshot, "not kept for the next backup: {problem}");
+                }
+                Err(problem) => return Err(problem),
+            }
+        }
+        Ok(alone)
+    });
+    Ok(kept.await?.into_iter().map(|snapshot| Temporary::recorded(daemon, snapshot)).collect())
+}
+
+/// Destroys bases of which no backup can make use any more, in the background: their disk, its tracking or the target
+/// is gone.
+pub async fn sweep(daemon: &Daemon) {
+    let swept = async {
+        if daemon.catalogue.read(|view| view.useless_backup_bases()).await?.is_empty() {
+            return Ok(());
+        }
+        for snapshot in drop_useless(daemon).await? {
+            background::spawn(remove(daemon.clone(), snapshot));
+        }
+        Ok(())
+    };
+    let swept: Result<(), Problem> = swept.await;
+    swept.unwrap_or_else(|problem| tracing::warn!("bases of backups that are of no use stay for now: {problem}"));
+}
+
+/// Records that such bases are to be destroyed; returns them.
+async fn drop_useless(daemon: &Daemon) -> Result<Vec<Uuid>, Problem> {
+    let dropped = daemon.catalogue.write(|tx| {
+        let useless = tx.useless_backup_bases()?;
+        useless.iter().try_for_each(|snapshot| tx.drop_backup_base(*snapshot))?;
+        Ok(useless)
+    });
+    dropped.await
+}
+
 /// Destroys the snapshots that the previous daemon had for its backups, which have ended with it.
 pub async fn remove_left_over(daemon: &Daemon) -> Result<(), Problem> {
+    drop_useless(daemon).await?;
     for left in daemon.catalogue.read(|view| view.backup_snapshots()).await? {
         background::spawn(remove(daemon.clone(), left.snapshot));
     }

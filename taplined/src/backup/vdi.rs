@@ -5,7 +5,8 @@
 //!    read-only needs none.
 //! 3. `copy`: the snapshot is plugged as for clients of the NBD address, and a process reads it there and sends it to
 //!    the target. The backup counts when that process has succeeded.
-//! 4. `remove`: the snapshot is destroyed.
+//! 4. `base`: if the changes since the snapshot can be listed, the next backup reads only these.
+//! 5. `remove`: the snapshot is destroyed; a base loses its data only.
 //!
 //! *If killed:* the processes end with the daemon; the next one removes the VBD and destroys the snapshot. There may be
 //! a backup, but none in part; one that is repeated sends only what is missing.
@@ -13,7 +14,7 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use api::{BackupId, BackupTarget, DiskBackup, Problem, Task, Transfer, Vdi, VdiBackup, VdiSnapshot};
+use api::{BackupBase, BackupId, BackupTarget, Code, DiskBackup, Problem, Task, Transfer, Vdi, VdiBackup, VdiSnapshot};
 use jiff::Timestamp;
 use repo::catalogue::NewTask;
 use serde::Deserialize;
@@ -21,7 +22,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::program::At;
-use super::snapshot::Temporary;
+use super::snapshot::{Temporary, keep_as_bases};
 use super::{Machine, Properties, changes, identity, target};
 use crate::daemon::Daemon;
 use crate::fault;
@@ -43,8 +44,21 @@ pub struct Made {
     /// The size of the disk in bytes.
     pub size: u64,
     content: String,
+    /// The backup since which only the changes were read.
+    #[serde(default)]
+    pub since: Option<BackupId>,
+    /// Otherwise why everything was read.
+    #[serde(skip)]
+    pub full: Option<String>,
     /// What it cost.
     pub statistics: Value,
+}
+
+impl Made {
+    /// What the next backup to a target needs to read only the changes since this one.
+    pub fn base(&self, target: &BackupTarget) -> BackupBase {
+        BackupBase { target: target.uuid, backup: self.id.clone(), content: self.content.clone() }
+    }
 }
 
 /// Starts a `vdi-backup` task.
@@ -67,32 +81,56 @@ pub async fn back_up(daemon: &Daemon, vdi: Uuid, asked: VdiBackup) -> Result<Tas
 async fn work(daemon: &Daemon, vdi: &Vdi, target: &BackupTarget, mut context: Context) -> Result<Value, Problem> {
     context.step("find", true).await?;
     let backups = context.unless_cancelled(target::backups_on(daemon, target, Some(disk_of(vdi)))).await?;
-    let last = backups.last();
     let made = if vdi.read_only {
-        copy(daemon, vdi, vdi.uuid, (target, last), &mut context).await
+        copy(daemon, vdi, vdi.uuid, (target, &backups), &mut context).await
     } else {
         let (temporary, snapshot) = Temporary::record(daemon, None).await?;
         let made = match take(daemon, vdi, snapshot, &mut context).await {
-            Ok(()) => copy(daemon, vdi, snapshot, (target, last), &mut context).await,
+            Ok(()) => copy(daemon, vdi, snapshot, (target, &backups), &mut context).await,
             Err(problem) => Err(problem),
+        };
+        let before = match &made {
+            Ok(made) => keep(daemon, VERB, vec![(snapshot, made.base(target))], None).await,
+            Err(_) => Vec::new(),
         };
         if let Err(problem) = context.step("remove", false).await {
             tracing::debug!(task = %context.uuid(), "its snapshot is destroyed although {problem}");
         }
         fault::point(VERB, "remove", false);
         temporary.remove().await;
+        for temporary in before {
+            temporary.remove().await;
+        }
         fault::point(VERB, "remove", true);
         made
     };
-    let Made { id, size, content, statistics } = made?;
+    let Made { id, size, content, since, full, statistics } = made?;
     Ok(json!({
         "uuid": vdi.uuid,
         "target": target.uuid,
         "backup": id,
         "size": size,
         "content": content,
+        "since": since,
+        "full": full,
         "statistics": statistics,
     }))
+}
+
+/// Has snapshots become bases ([`keep_as_bases`]). The backups count in any case.
+pub async fn keep(
+    daemon: &Daemon,
+    verb: &'static str,
+    made: Vec<(Uuid, BackupBase)>,
+    of_vm: Option<Uuid>,
+) -> Vec<Temporary> {
+    fault::point(verb, "base", false);
+    let kept = keep_as_bases(daemon, made, of_vm).await.unwrap_or_else(|problem| {
+        tracing::warn!("the next backup will read everything: {problem}");
+        Vec::new()
+    });
+    fault::point(verb, "base", true);
+    kept
 }
 
 /// The disk that a VDI is a state of: backups of a snapshot are backups of its disk.
@@ -123,12 +161,12 @@ async fn copy(
     daemon: &Daemon,
     vdi: &Vdi,
     snapshot: Uuid,
-    (target, last): (&BackupTarget, Option<&DiskBackup>),
+    (target, backups): (&BackupTarget, &[DiskBackup]),
     context: &mut Context,
 ) -> Result<Made, Problem> {
     context.step("copy", true).await?;
     fault::point(VERB, "copy", false);
-    let source = Source { vdi, snapshot, last, machine: None };
+    let source = Source { vdi, snapshot, backups, machine: None };
     let made = source.copy(daemon, target, context, |transfer| context.transferred(transfer)).await?;
     fault::point(VERB, "copy", true);
     Ok(made)
@@ -141,20 +179,19 @@ pub struct Source<'a> {
     pub vdi: &'a Vdi,
     /// What is read: a read-only VDI.
     pub snapshot: Uuid,
-    /// The last backup of the disk.
-    pub last: Option<&'a DiskBackup>,
+    /// The backups of the disk on the target.
+    pub backups: &'a [DiskBackup],
     /// The machine that it is backed up with.
     pub machine: Option<&'a Machine>,
 }
 
 impl Source<'_> {
     /// The arguments of the backup program, and the properties of the backup.
-    async fn words(&self, daemon: &Daemon, socket: &Path) -> Result<(Vec<OsString>, String), Problem> {
-        let Source { vdi, snapshot, last, machine } = *self;
-        let read = daemon.catalogue.read(move |view| view.vdi(snapshot)).await?;
+    async fn words(&self, daemon: &Daemon, read: &Vdi, socket: &Path) -> Result<(Vec<OsString>, String), Problem> {
+        let Source { vdi, machine, .. } = *self;
         let properties = Properties {
             vdi: Some(disk_of(vdi)),
-            logical_block_size: Some(block_size(daemon, &read).await?),
+            logical_block_size: Some(block_size(daemon, read).await?),
             machine: machine.cloned(),
         };
         let properties = serde_json::to_string(&properties);
@@ -171,24 +208,38 @@ impl Source<'_> {
             words.extend(["--disks".into(), machine.backed_up().to_string().into()]);
         }
         words.push("--properties".into());
-        words.extend(changes::since(daemon, disk_of(vdi), snapshot, last).await?);
         Ok((words, properties))
     }
 
-    /// Reads the disk, and sends it to the target.
+    /// Reads the disk, or what has changed in it since its last backup if that is certain, and sends it to the target.
     pub async fn copy(
         &self,
         daemon: &Daemon,
         target: &BackupTarget,
         context: &Context,
-        on_progress: impl FnMut(Transfer),
+        mut on_progress: impl FnMut(Transfer),
     ) -> Result<Made, Problem> {
+        let snapshot = self.snapshot;
         let copying = async {
             // Plugged until the process has ended.
-            let reader = Reader::open(daemon, self.snapshot, context.requester()).await?;
-            let (words, properties) = self.words(daemon, &reader.socket).await?;
+            let reader = Reader::open(daemon, snapshot, context.requester()).await?;
+            let read = daemon.catalogue.read(move |view| view.vdi(snapshot)).await?;
+            let (words, properties) = self.words(daemon, &read, &reader.socket).await?;
             let at = At { properties: Some(properties), ..At::of(target) };
-            at.run(&["create"], words, on_progress).await
+            let full = match changes::since(daemon, disk_of(self.vdi), &read, target, self.backups).await {
+                Ok(changes) => {
+                    let words = words.iter().cloned().chain(changes.words()).collect();
+                    match at.run::<Made>(&["create"], words, &mut on_progress).await {
+                        // The base may have been removed meanwhile, or its index be damaged.
+                        Err(Problem { code: Code::State | Code::NotFound | Code::Failed, detail, .. }) => detail,
+                        made => return made,
+                    }
+                }
+                Err(why) => why,
+            };
+            tracing::info!(vdi = %self.vdi.uuid, target = %target.name, "the backup reads everything: {full}");
+            let made = at.run::<Made>(&["create"], words, &mut on_progress).await?;
+            Ok(Made { full: Some(full), ..made })
         };
         context.unless_cancelled(copying).await
     }

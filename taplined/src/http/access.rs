@@ -81,6 +81,7 @@ const ACCESSES: &[(&str, Access)] = &[
     ("vdi_destroy", Administer), ("vdi_patch", Administer), ("vdi_clone", Administer), ("vdi_copy", Administer),
     ("vdi_export", Administer), ("vdi_merge", Administer), ("vdi_reconcile", Administer),
     ("vdi_cbt_enable", Administer), ("vdi_cbt_disable", Administer), ("vdi_changes", Read),
+    ("vdi_data_destroy", Administer),
     ("vdi_resize", Operate(Kind::Vdi)), ("vdi_revert", Administer), ("vdi_snapshot", Operate(Kind::Vdi)),
     ("vm_list", Read), ("vm_show", Read), ("vm_console", Console), ("vm_screen", Console), ("vm_snapshot_list", Read),
     ("vm_create", Administer), ("vm_destroy", Administer), ("vm_patch", Administer), ("vm_clone", Administer),

@@ -95,6 +95,7 @@ async fn backup_target_add(
 #[utoipa::path(delete, path = "/backup-targets/{uuid}", tag = "backup", params(Id), responses((status = 204)))]
 async fn backup_target_remove(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer<StatusCode> {
     request::change(&daemon.catalogue, 204, move |tx| tx.remove_backup_target(uuid)).await?;
+    backup::sweep(&daemon).await;
     Ok(StatusCode::NO_CONTENT)
 }
 

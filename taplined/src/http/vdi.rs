@@ -38,6 +38,7 @@ pub fn routes() -> OpenApiRouter<Daemon> {
         .routes(routes!(vdi_export))
         .routes(routes!(vdi_merge))
         .routes(routes!(vdi_reconcile))
+        .routes(routes!(vdi_data_destroy))
         .routes(routes!(vdi_cbt_enable))
         .routes(routes!(vdi_cbt_disable))
         .routes(routes!(vdi_changes))
@@ -217,6 +218,15 @@ async fn vdi_reconcile(
 ) -> Answer<Json<Vdi>> {
     reconcile::decide(&daemon, uuid, asked.believe).await?;
     Ok(Json(daemon.catalogue.read_for_client(move |view| view.vdi(uuid)).await?))
+}
+
+/// Destroys the data of a snapshot of a VDI whose changed blocks are recorded. The snapshot stays, in the state
+/// `no-data`: the changes since can still be listed. The space of data that no other VDI needs is freed.
+#[utoipa::path(
+    post, path = "/vdis/{uuid}/data-destroy", tag = "vdi", params(Id), responses((status = 202, body = Task))
+)]
+async fn vdi_data_destroy(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
+    begun(begin::data_destroy(&daemon, uuid).await?)
 }
 
 /// Records from now on which blocks of a VDI change, while it is plugged; it may be plugged now.

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{Code, Problem, Requester, Secret};
+use api::{Code, Problem, Requester, Secret, VdiState};
 use nbd::wire::{self, OptionHeader};
 use repo::View;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
@@ -245,7 +245,7 @@ impl Client {
         self.answer(option, kind, why.as_bytes()).await.map(|()| Next::Negotiate)
     }
 
-    /// Lists all VDIs. A client whose token is behind the name of an export has none to show here.
+    /// Lists all VDIs that have data. A client whose token is behind the name of an export has none to show here.
     async fn list(&mut self, daemon: &Daemon) -> io::Result<Next> {
         let option = wire::OPT_LIST;
         if let Admission::ByToken { .. } = self.admission {
@@ -257,7 +257,8 @@ impl Client {
             Err(problem) => return self.refuse(option, wire::REP_ERR_POLICY, &problem.detail).await,
         };
         let mut listed = Vec::new();
-        for vdi in vdis {
+        // Nothing of a snapshot without data could be read.
+        for vdi in vdis.into_iter().filter(|vdi| vdi.state != VdiState::NoData) {
             let name = vdi.uuid.to_string();
             let data = [&wire::length(name.as_bytes()).to_be_bytes(), name.as_bytes(), vdi.name.as_str().as_bytes()];
             listed.push(reply(option, wire::REP_SERVER, &data.concat()));

@@ -6,7 +6,7 @@ mod tracking;
 
 use api::{
     Code, ImageFormat, Labels, Mode, Problem, Sr, Task, Vdi, VdiClone, VdiCreate, VdiDestroyPlan, VdiResize, VdiRevert,
-    VdiSnapshot, Versions,
+    VdiSnapshot, VdiState, Versions,
 };
 use control::size::readable;
 use jiff::Timestamp;
@@ -28,7 +28,7 @@ use crate::fault::{self, Planted};
 use crate::reconcile;
 use crate::task::wanted::Want;
 pub use copies::{block_size, copy, export, import};
-pub use tracking::{changed, disable, enable};
+pub use tracking::{changed, data_destroy, disable, enable};
 
 /// The physical size of a new image before anything is written to it.
 const EMPTY: u64 = 1 << 20;
@@ -340,6 +340,7 @@ pub async fn destroy_plan(daemon: &Daemon, uuid: Uuid) -> Result<VdiDestroyPlan,
     must_be_destroyable(daemon, &vdi, &sr).await?;
     let children = daemon.catalogue.read(move |view| view.children(image)).await?;
     let (removes, freed) = match children.len() {
+        0 if vdi.state == VdiState::NoData => (Vec::new(), 0),
         0 => (vec![vdi.file], vdi.physical_utilisation),
         // An image with children stays, hidden, until it can be merged with them.
         _ => (Vec::new(), 0),

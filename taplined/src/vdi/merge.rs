@@ -399,7 +399,7 @@ async fn begin_all(daemon: &Daemon, sr: Uuid) -> Result<bool, Problem> {
     let tree = Tree::of(&images, &shown_by, &tracked);
     let unused = |image: &&Image| {
         let needed = image.kept || shown_by.contains_key(&image.uuid) || !tree.children(image.uuid).is_empty();
-        image.state == ImageState::Ready && !needed
+        matches!(image.state, ImageState::Ready | ImageState::NoData) && !needed
     };
     let mut all = true;
     for image in images.iter().filter(unused) {

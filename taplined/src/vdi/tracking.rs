@@ -129,6 +129,8 @@ impl Job for DisableTracking {
 
     const VERB: &'static str = "vdi-cbt-disable";
     const NO_RETURN: DisableStep = DisableStep::Record;
+    // Its leaf can be merged, and backups need no base of it.
+    const TIDIES: bool = true;
 
     fn changes(&self) -> Vec<Uuid> {
         vec![self.sr]

@@ -25,7 +25,7 @@ struct Room {
 const SIZE: u64 = 64 << 20;
 
 /// The backup program, which is built beside the daemon.
-fn program() -> Command {
+pub fn program() -> Command {
     let program = Path::new(env!("CARGO_BIN_EXE_taplined")).with_file_name("tapline-backup");
     if !program.exists() {
         let built = Command::new(env!("CARGO")).args(["build", "-q", "-p", "tapline-backup"]).status().unwrap();
@@ -37,7 +37,7 @@ fn program() -> Command {
 }
 
 /// Creates a target in a new directory; returns its ID.
-fn create_target(directory: &Path, words: &[&str]) -> String {
+pub fn create_target(directory: &Path, words: &[&str]) -> String {
     fs::create_dir_all(directory).unwrap();
     let made = program().args(["target", "create"]).arg(directory).args(words).output().unwrap();
     assert!(made.status.success(), "{made:?}");
@@ -45,7 +45,7 @@ fn create_target(directory: &Path, words: &[&str]) -> String {
 }
 
 /// Registers the target in the directory `target`; returns its UUID.
-fn register(daemon: &Taplined, key: &Value) -> String {
+pub fn register(daemon: &Taplined, key: &Value) -> String {
     let asked = json!({ "name": "offsite", "path": daemon.room().join("target"), "key_file": key });
     let (status, target) = daemon.post("/backup-targets", asked);
     assert_eq!(status, 201, "{target}");
@@ -406,6 +406,42 @@ fn a_key_that_is_wrong_missing_or_readable_by_others_is_refused() {
     let asked = json!({ "name": "open", "path": room.daemon.room().join("target") });
     let (status, problem) = room.daemon.post("/backup-targets", asked);
     assert!(status == 409 && problem["detail"].as_str().unwrap().contains("encrypted"), "{status} {problem}");
+}
+
+/// The list of changes is made, and then the backup is removed that it is of.
+#[test]
+fn everything_is_read_when_the_base_is_removed_meanwhile() {
+    let room = Room::new();
+    room.daemon.done(room.daemon.post(&format!("/vdis/{}/cbt-enable", room.vdi), json!({})));
+    room.write(&["write -P 1 0 8M"]);
+    let first = room.back_up();
+    room.write(&["write -P 2 1M 64k"]);
+    let stopped = room.stop_at_key();
+    let (task, _) = room.begin_and_stop(&stopped);
+    assert_eq!(fs::read_dir(room.daemon.room().join("run/changes")).unwrap().count(), 1);
+    let mut waits = fs::OpenOptions::new().write(true).open(&stopped.path).unwrap();
+    stopped.replace();
+    let removed = program()
+        .arg("remove")
+        .arg(room.daemon.room().join("target"))
+        .arg(first["backup"].as_str().unwrap())
+        .arg("--key-file")
+        .arg(&stopped.path)
+        .output()
+        .unwrap();
+    assert!(removed.status.success(), "{removed:?}");
+    waits.write_all(&stopped.key).unwrap();
+    drop(waits);
+    let task = room.daemon.wait(&task);
+    let made = &task["result"];
+    assert!(task["state"] == "done" && made["since"].is_null(), "{task}");
+    assert!(made["full"].as_str().unwrap().contains(first["backup"].as_str().unwrap()), "{made}");
+    assert_eq!(made["statistics"]["read"], 8 << 20, "{made}");
+    let restored = room.daemon.done(room.restore(&made["backup"], "back"))["uuid"].as_str().unwrap().to_owned();
+    room.holds(&restored, &["read -P 1 0 1M", "read -P 2 1M 64k", "read -P 1 1088k 7104k"]);
+    // The disk, the restored one, and the base of the next backup.
+    room.only(3);
+    assert_eq!(fs::read_dir(room.daemon.room().join("run/changes")).unwrap().count(), 0);
 }
 
 #[test]

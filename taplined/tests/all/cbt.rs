@@ -156,7 +156,7 @@ impl Bed {
     fn nothing_is_left(&self) {
         self.daemon.settle();
         let catalogue = self.daemon.catalogue();
-        let mut files = catalogue.prepare("SELECT file FROM image").unwrap();
+        let mut files = catalogue.prepare("SELECT file FROM image WHERE state <> 'no-data'").unwrap();
         let known: Vec<String> = files.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect();
         let vdis = self.daemon.get("/vdis").1;
         let maps = vdis.as_array().unwrap().iter().filter_map(|vdi| vdi["cbt"]["maps"].as_array()).flatten();

@@ -19,6 +19,7 @@ mod harness;
 mod history;
 mod hosts;
 mod http;
+mod incremental;
 mod inventory;
 mod journal;
 mod late;

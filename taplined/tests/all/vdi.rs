@@ -97,8 +97,12 @@ impl Bed {
             fs::read_dir(self.directory()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
         let files: BTreeSet<String> = names.filter(|name| !name.starts_with('.')).collect();
         let catalogue = self.daemon.catalogue();
-        let mut known = catalogue.prepare("SELECT file FROM image").unwrap();
-        let known: BTreeSet<String> = known.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect();
+        let mut known = catalogue.prepare("SELECT file FROM image WHERE state <> 'no-data'").unwrap();
+        let known: Vec<String> = known.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect();
+        let vdis = self.daemon.get("/vdis").1;
+        let maps = vdis.as_array().unwrap().iter().filter_map(|vdi| vdi["cbt"]["maps"].as_array()).flatten();
+        let maps = maps.map(|map| format!("{}.changes", map["uuid"].as_str().unwrap()));
+        let known: BTreeSet<String> = known.into_iter().chain(maps).collect();
         assert_eq!(files, known, "{}", self.daemon.log());
         let held = "SELECT (SELECT count(*) FROM lease) + (SELECT count(*) FROM claim)
                     + (SELECT count(*) FROM name_claim)";
@@ -543,6 +547,15 @@ fn scenario(bed: &Bed, verb: &str) -> Ask {
             bed.unplug(&vbd);
             post(format!("/vdis/{vdi}/cbt-disable"), json!({}))
         }
+        "vdi-data-destroy" => {
+            bed.verb(&vdi, "cbt-enable", json!({}));
+            let vbd = bed.plug(&vdi);
+            bed.client(&vbd, "write -P 3 3M 1M");
+            let tracked = bed.made(&vdi, "snapshot", json!({ "name": "tracked" }));
+            bed.client(&vbd, "write -P 4 3M 1M");
+            bed.unplug(&vbd);
+            post(format!("/vdis/{tracked}/data-destroy"), json!({}))
+        }
         "vdi-destroy" => Box::new(move |bed| bed.daemon.delete(&format!("/vdis/{snapshot}"))),
         // An image without VDI and children, as left by a merge that was refused for a while.
         "sr-reclaim" => Box::new(move |bed| {
@@ -571,7 +584,11 @@ fn state(bed: &Bed) -> State {
         let recorded = if vdi["cbt"]["enabled"] == true { ", recorded" } else { "" };
         let name = format!("{}{recorded}", vdi["name"].as_str().unwrap().split('@').next().unwrap());
         let (read_only, depth) = (vdi["read_only"].as_bool().unwrap(), vdi["depth"].as_u64().unwrap());
-        (name, read_only, depth, bed.read(vdi["uuid"].as_str().unwrap()))
+        let data = match vdi["state"] == "no-data" {
+            true => Vec::new(),
+            false => bed.read(vdi["uuid"].as_str().unwrap()),
+        };
+        (name, read_only, depth, data)
     };
     let mut all: Vec<_> = vdis.as_array().unwrap().iter().map(of).collect();
     all.sort();
@@ -642,6 +659,12 @@ fn a_job_is_completed_or_rolled_back_after_any_kill() {
     for (verb, steps) in by_verb.into_iter().filter(|(verb, _)| !is_other(verb)) {
         killed_anywhere(&verb, &steps.iter().map(String::as_str).collect::<Vec<_>>());
     }
+}
+
+/// In each run: incremental backups rest on it.
+#[test]
+fn the_data_of_a_snapshot_is_destroyed_despite_any_kill() {
+    killed_anywhere("vdi-data-destroy", &["forget", "remove"]);
 }
 
 /// The same while a client uses the disk, whose process keeps running or dies with the daemon.

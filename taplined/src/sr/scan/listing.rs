@@ -62,7 +62,8 @@ pub struct Sorted {
 pub fn sort(sr: &Sr, entries: Vec<Entry>, known: Vec<Image>, in_hand: &[String]) -> Sorted {
     let mut sorted = Sorted::default();
     // Files that a task is creating are left to it, whether they exist or not.
-    let (making, known): (Vec<_>, Vec<_>) = known.into_iter().partition(|image| image.state == ImageState::Making);
+    let known = known.into_iter().filter(|image| image.state != ImageState::NoData);
+    let (making, known): (Vec<_>, Vec<_>) = known.partition(|image| image.state == ImageState::Making);
     let noted: HashSet<String> =
         entries.iter().filter_map(|entry| entry.name.strip_suffix(UNFINISHED)).map(Into::into).collect();
     let mut known: HashMap<String, Image> = known.into_iter().map(|image| (image.file.clone(), image)).collect();

@@ -36,8 +36,8 @@ pub fn record(
             scan.missing.extend(tx.vdi_of_image(image.uuid)?);
         }
     }
-    let mut known: HashMap<String, Uuid> =
-        tx.images_of_sr(sr.uuid)?.into_iter().map(|image| (image.file, image.uuid)).collect();
+    let images = tx.images_of_sr(sr.uuid)?.into_iter().filter(|image| image.state != ImageState::NoData);
+    let mut known: HashMap<String, Uuid> = images.map(|image| (image.file, image.uuid)).collect();
     let mut added = Vec::new();
     for placing in placement.placed {
         let file = placing.found.file.file.clone();

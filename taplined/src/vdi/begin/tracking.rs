@@ -7,11 +7,12 @@ use api::{ChangeMap, ChangeTracking, ChangedExtent, ChangesFormat, Code, ImageFo
 use control::answer::MapState;
 use control::tracking::{ExpectedMap, ExpectedMaps, ListedChanges, Proof};
 use repo::Tx;
-use repo::catalogue::Image;
+use repo::catalogue::{Image, ImageState};
 use uuid::Uuid;
 
+use super::super::DataDestroy;
 use super::super::tracking::{DisableTracking, EnableTracking, present};
-use super::{find, look, must_be_ready, writer_of};
+use super::{find, look, must_be_destroyable, must_be_ready, writer_of};
 use crate::daemon::Daemon;
 use crate::disk::handing::Handing;
 use crate::disk::mark;
@@ -63,6 +64,24 @@ pub async fn disable(daemon: &Daemon, uuid: Uuid) -> Result<Task, Problem> {
     daemon.tasks.start_job(daemon, job, move |job, task, tx: &mut Tx<'_>| hold(tx, job.vdi, task, vbd)).await
 }
 
+/// Starts a `vdi-data-destroy` task.
+pub async fn data_destroy(daemon: &Daemon, uuid: Uuid) -> Result<Task, Problem> {
+    let (vdi, sr, image, _want) = find(daemon, uuid).await?;
+    must_be_destroyable(daemon, &vdi, &sr).await?;
+    let job = DataDestroy { vdi: uuid, sr: vdi.sr, image, without: Uuid::new_v4() };
+    let held = |job: &DataDestroy, task, tx: &mut Tx<'_>| {
+        hold(tx, job.vdi, task, None)?;
+        tx.check_data_destroyable(job.vdi)?;
+        match tx.vdi_image(job.vdi)? == job.image {
+            true => Ok(()),
+            false => {
+                Err(Problem::new(Code::Busy, format!("VDI {} has just been changed", job.vdi)).advise("try again"))
+            }
+        }
+    };
+    daemon.tasks.start_job(daemon, job, held).await
+}
+
 /// The parts of `to` that may differ from its earlier snapshot `from`.
 pub async fn changed(daemon: &Daemon, to: Uuid, from: Uuid, format: ChangesFormat) -> Result<VdiChanges, Problem> {
     let (vdi, _, _) = look(daemon, to).await?;
@@ -84,7 +103,9 @@ pub async fn changed(daemon: &Daemon, to: Uuid, from: Uuid, format: ChangesForma
     let last = Last::of(daemon, &vdi, maps.last()).await?;
     let image_of = |map: &ChangeMap| {
         let ends = |tracking: &ChangeTracking| tracking.maps.last().is_some_and(|last| last.uuid == map.uuid);
-        tracked.iter().find(|(_, tracking, _)| ends(tracking)).map(|(_, _, image)| image.clone())
+        let of = tracked.iter().find(|(_, tracking, _)| ends(tracking)).map(|(_, _, image)| image.clone());
+        // Without data there is no mark either: then the map is complete only if it is sealed.
+        of.filter(|image| image.state != ImageState::NoData)
     };
     let images: Vec<Option<Image>> = maps.iter().map(image_of).collect();
     let directory = daemon.srs.directory(sr).await?;

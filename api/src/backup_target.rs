@@ -142,10 +142,10 @@ pub struct BackupRemove {
     pub backups: Vec<BackupId>,
 }
 
-/// Removes the backups of each machine, and of each disk that was backed up alone, that are superfluous by a rule, and
-/// frees the space that only they have used. The rule retains the last one of each of a number of periods that have one,
-/// in UTC, and always the one made last and the one with the latest time. All disks of a machine are retained or removed
-/// together.
+/// Removes the backups of each machine, and of each disk that was backed up alone, that are superfluous by a rule,
+/// and frees the space that only they have used. The rule retains the last one of each of a number of periods that
+/// have one, in UTC, and always the one made last and the one with the latest time. All disks of a machine are
+/// retained or removed together.
 /// Without a rule none is removed, and only what interrupted backups have left is freed.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

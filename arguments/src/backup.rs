@@ -286,7 +286,7 @@ pub struct BackupPrune {
     /// Only backups of the disk that was identified by this text
     #[arg(long, value_name = "TEXT", conflicts_with = "name")]
     pub disk: Option<String>,
-    /// Only backups of the machine that was identified by this text, of which all disks are retained or removed together
+    /// Only backups of the machine that was identified by this text: all of its disks are retained or removed together
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["name", "disk"])]
     pub machine: Option<String>,
     /// Which are retained.

@@ -1,15 +1,15 @@
 //! Which backups are superfluous by a rule: a pure function of the existing backups and the time.
 //!
-//! The rule is that of schedules of snapshots (docs/decisions/0042-retention.md), with the last N in addition. It counts
-//! *states*: a backup of a disk alone, or those of all disks of a machine at one moment, which are retained or
+//! The rule is that of schedules of snapshots (docs/decisions/0042-retention.md), with the last N in addition. It
+//! counts *states*: a backup of a disk alone, or those of all disks of a machine at one moment, which are retained or
 //! superfluous together. It holds for the states of each machine, and for those of each disk alone, by themselves.
 //!
 //! Whether a state is newer than another has two answers: it was published later, or its moment is later. They differ
 //! if an old snapshot was backed up, or if the clock of a host was wrong, and which of the two it was cannot be known.
 //! The rule is applied by both orders, and a state is superfluous only if it is by each.
 //!
-//! Invariants: the passage of time alone makes nothing superfluous, only a newer state does, so the newest one never is;
-//! a state from the future, made while the clock was ahead, is neither counted nor superfluous; and neither is an
+//! Invariants: the passage of time alone makes nothing superfluous, only a newer state does, so the newest one never
+//! is; a state from the future, made while the clock was ahead, is neither counted nor superfluous; and neither is an
 //! incomplete state of a machine, whose other disks may be on their way.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -77,8 +77,8 @@ impl Among<'_> {
 pub struct Judged {
     /// These are superfluous.
     pub superfluous: Vec<Id>,
-    /// The number of backups that it is about but cannot judge: those of an incomplete state of a machine, or of one that
-    /// has other disks, too.
+    /// The number of backups that it is about but cannot judge: those of an incomplete state of a machine, or of one
+    /// that has other disks, too.
     pub unjudged: u64,
 }
 

@@ -48,7 +48,8 @@ class Operations(Transport):
         return self.pages("/v1/backup-targets", {"name": name, "match": match, "limit": limit, "after": after})
 
     def backup_target_prune(
-        self, uuid, *, daily=UNSET, grace=UNSET, hourly=UNSET, last=UNSET, monthly=UNSET, vdi=UNSET, weekly=UNSET,
+        self, uuid, *, daily=UNSET, grace=UNSET, hourly=UNSET, last=UNSET, monthly=UNSET, vdi=UNSET, vm=UNSET,
+        weekly=UNSET,
     ):
         """Removes the backups that are superfluous by a rule, and frees space. Another host may use the target
         meanwhile.
@@ -59,14 +60,15 @@ class Operations(Transport):
         hourly: Hours of which the last one is retained.
         last: The number of last backups that are retained.
         monthly: Months of which the last one is retained.
-        vdi: Only backups of this VDI of this host; if omitted, those of each disk, by themselves.
+        vdi: Only backups of this VDI of this host, alone; if omitted, those of each machine and disk, by themselves.
+        vm: Only backups of this VM of this host, with all of its disks.
         weekly: Weeks, from Monday, of which the last one is retained.
 
         Returns a `Task` to wait for.
         """
         body = _given({
-            "daily": daily, "grace": grace, "hourly": hourly, "last": last, "monthly": monthly, "vdi": vdi, "weekly":
-            weekly,
+            "daily": daily, "grace": grace, "hourly": hourly, "last": last, "monthly": monthly, "vdi": vdi, "vm": vm,
+            "weekly": weekly,
         })
         return self.request("POST", f"/v1/backup-targets/{uuid}/prune", body=body)
 

@@ -33,6 +33,12 @@ impl<F: Format> Disk<F> {
         self.work_all(io);
     }
 
+    /// Nothing depends any more on whether something else has changed an image before it was opened
+    /// ([`RedoLog::forget_void`]).
+    pub fn forget_void_logs(&self) {
+        self.layers().iter().filter_map(|layer| layer.log.as_ref()).for_each(RedoLog::forget_void);
+    }
+
     /// Gives a layer its redo log, through which its image was opened ([`RedoLog::patched`]). Before the first request,
     /// or right after the call that added the layer. A layer that is only read has one where its last process has left
     /// something to be written: it is read from there.

@@ -58,7 +58,6 @@ use std::collections::VecDeque;
 use rustc_hash::FxHashMap;
 
 use crate::format::{Format, Ticket};
-use crate::redo::RedoLog;
 use crate::{Action, FileDone, FileId, Geometry, ImageError, ImageErrorKind, Io, Operation, Request, Span, Status};
 use active::{Active, PartEnd, Requests};
 use chain::Chain;
@@ -165,12 +164,6 @@ impl<F: Format> Disk<F> {
     /// The layers, leaf first.
     pub fn layers(&self) -> &[Layer<F>] {
         self.chain.layers()
-    }
-
-    /// Nothing depends any more on whether something else has changed an image before it was opened
-    /// ([`RedoLog::forget_void`]).
-    pub fn forget_void_logs(&self) {
-        self.layers().iter().filter_map(|layer| layer.log.as_ref()).for_each(RedoLog::forget_void);
     }
 
     /// Whether a sync has failed. Then nothing is written any more until the image is opened again.

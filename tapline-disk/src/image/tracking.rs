@@ -165,8 +165,9 @@ pub fn join(maps: Vec<ChangeMap>) -> Result<ChangeMap, Failure> {
     })
 }
 
-/// Fails unless all maps but the last, to which nothing is added any more, are known to be complete: they are sealed. One
-/// that is not may be a copy that was made while its disk was served, or its process was killed when its interval ended.
+/// Fails unless all maps but the last, to which nothing is added any more, are known to be complete: they are sealed.
+/// One that is not may be a copy that was made while its disk was served, or its process was killed when its interval
+/// ended.
 pub fn must_be_sealed(paths: &[PathBuf], maps: &[ChangeMap]) -> Result<(), Failure> {
     let ended = paths.iter().zip(maps).take(maps.len().saturating_sub(1));
     match ended.filter(|(_, map)| !map.is_sealed()).map(|(path, _)| path).next() {

@@ -65,7 +65,7 @@ fn check(files: &Files, image: &ImageName, path: &Path, map: &ChangeMap) -> Resu
     tracking::must_be_of(files, image, &file, 0, (path, map))
 }
 
-/// Why a map is not taken for complete that nobody has closed: whether a redo log fits is examined when its disk is
+/// Why a map that was not closed is not taken for complete: whether a redo log fits is examined when its disk is
 /// plugged.
 const KILLED: &str = "the process that recorded in it last was killed, and the disk was not plugged since";
 

@@ -497,8 +497,8 @@ fn a_restored_catalogue_never_names_too_little_nor_prevents_snapshots() {
     assert!(bed.changed(&next, &bed.vdi).contains(&7));
 }
 
-/// The image of a killed process is restored in place: its number and its mark are the same, and only the redo log shows
-/// it. The first process that sees the log may not be the one that serves the disk.
+/// The image of a killed process is restored in place: its number and its mark are the same, and only the redo log
+/// shows it. The first process that sees the log may not be the one that serves the disk.
 #[test]
 fn a_restore_in_place_is_found_out_whatever_fails_first() {
     for is_flushed in [false, true] {

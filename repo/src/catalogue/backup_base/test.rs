@@ -3,8 +3,8 @@
 use jiff::Timestamp;
 
 use super::*;
-use crate::catalogue::{BackupSnapshot, NewVdi};
 use crate::catalogue::test::{Room, image, room, sr, vdi};
+use crate::catalogue::{BackupSnapshot, NewVdi};
 
 /// A tracked VDI, and two snapshots of it that end maps.
 async fn tracked(room: &Room) -> (Uuid, [Uuid; 2]) {

@@ -20,14 +20,17 @@ use arguments::{Changes, ChangesFormat};
 pub fn run(files: &Files, changes: &Changes) -> Result<Exit, Failure> {
     let maps: Vec<ChangeMap> = changes.maps.iter().map(|path| tracking::look(files, path)).collect::<Result<_, _>>()?;
     let ids = maps.iter().map(|map| hex(&map.id())).collect();
-    match &changes.expect {
-        Some(ExpectedMaps(expected)) => check_expected(&maps, expected)?,
-        None => tracking::must_be_sealed(&changes.maps, &maps)?,
+    if let Some(ExpectedMaps(expected)) = &changes.expect {
+        check_expected(&maps, expected)?;
     }
+    // That they are of other disks or in another order is the better reason, which comes first.
+    let are_sealed = changes.expect.is_some().then_some(Ok(()));
+    let are_sealed = are_sealed.unwrap_or_else(|| tracking::must_be_sealed(&changes.maps, &maps));
     if let (Some(image), Some((path, map))) = (&changes.image, changes.maps.last().zip(maps.last())) {
         check(files, image, path, map)?;
     }
     let all = tracking::join(maps)?;
+    are_sealed?;
     let (is_xapi, ranges) = (changes.format == Some(ChangesFormat::Xapi), || {
         all.extents().map(|span| ChangedRange { start: span.at.0, length: span.len }).collect::<Vec<_>>()
     });

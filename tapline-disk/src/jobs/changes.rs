@@ -24,8 +24,10 @@ pub fn run(files: &Files, changes: &Changes) -> Result<Exit, Failure> {
         check_expected(&maps, expected)?;
     }
     // That they are of other disks or in another order is the better reason, which comes first.
-    let are_sealed = changes.expect.is_some().then_some(Ok(()));
-    let are_sealed = are_sealed.unwrap_or_else(|| tracking::must_be_sealed(&changes.maps, &maps));
+    let are_sealed = match &changes.expect {
+        Some(_) => Ok(()),
+        None => tracking::must_be_sealed(&changes.maps, &maps),
+    };
     if let (Some(image), Some((path, map))) = (&changes.image, changes.maps.last().zip(maps.last())) {
         check(files, image, path, map)?;
     }

@@ -8,6 +8,9 @@
 //! if an old snapshot was backed up, or if the clock of a host was wrong, and which of the two it was cannot be known.
 //! The rule is applied by both orders, and a state is superfluous only if it is by each.
 //!
+//! A disk that has left its machine, or is not backed up with it any more, is in no later state of that. So a state is
+//! also retained if it has the newest backup of one of its disks, by either order.
+//!
 //! Invariants: the passage of time alone makes nothing superfluous, only a newer state does, so the newest one never
 //! is; a state from the future, made while the clock was ahead, is neither counted nor superfluous; and neither is an
 //! incomplete state of a machine, whose other disks may be on their way.
@@ -131,8 +134,27 @@ pub fn judge(keep: &Keep, backups: &[Record], among: Among<'_>, now: u64) -> Jud
             judged.unjudged += chosen as u64;
         }
     }
-    judged.superfluous = series.values().flat_map(|states| superfluous(keep, states, now)).collect();
+    let last = last_of_disks(backups, now);
+    let superfluous = series.values().flat_map(|states| superfluous(keep, states, now));
+    let has_last = |state: &State<'_>| state.ids().any(|id| last.contains(&id));
+    judged.superfluous = superfluous.filter(|state| !has_last(state)).flat_map(State::ids).collect();
     judged
+}
+
+/// The newest backup of each disk, by publication and by time, among those that are a disk alone or of a complete state.
+fn last_of_disks(backups: &[Record], now: u64) -> BTreeSet<Id> {
+    let states = states(backups);
+    let counted = states.iter().map(|(_, state)| state).filter(|state| state.is_complete() && state.is_counted(now));
+    let mut by_publication: BTreeMap<Id, Id> = BTreeMap::new();
+    let mut by_time: BTreeMap<Id, (u64, Id)> = BTreeMap::new();
+    for record in counted.flat_map(|state| state.backups.iter()) {
+        by_publication.insert(record.disk, record.id);
+        let newest = by_time.entry(record.disk).or_insert((record.time, record.id));
+        if newest.0 <= record.time {
+            *newest = (record.time, record.id);
+        }
+    }
+    by_publication.into_values().chain(by_time.into_values().map(|(_, id)| id)).collect()
 }
 
 /// All states, in the order in which the last backup of each was published.
@@ -155,14 +177,14 @@ fn states(backups: &[Record]) -> Vec<(Series, State<'_>)> {
     ended.into_values().collect()
 }
 
-/// The backups of the superfluous states of a series, which are in the order in which they were published.
-fn superfluous(keep: &Keep, states: &[State<'_>], now: u64) -> Vec<Id> {
+/// The superfluous states of a series, which are in the order in which they were published.
+fn superfluous<'a>(keep: &Keep, states: &'a [State<'a>], now: u64) -> Vec<&'a State<'a>> {
     let counted: Vec<&State<'_>> = states.iter().filter(|state| state.is_counted(now)).collect();
     let mut by_time = counted.clone();
     // Stable: equal times stay in the order of publication.
     by_time.sort_by_key(|state| state.time());
     let kept: BTreeSet<Id> = retained(keep, &counted).chain(retained(keep, &by_time)).collect();
-    counted.iter().flat_map(|state| state.ids()).filter(|id| !kept.contains(id)).collect()
+    counted.into_iter().filter(|state| state.ids().all(|id| !kept.contains(&id))).collect()
 }
 
 /// The backups that are retained of states in this order, the newest last.
@@ -279,6 +301,21 @@ mod test {
         ];
         let (superfluous, unjudged) = judged(LAST, &records, Among::All);
         assert_eq!((superfluous, unjudged), (vec!["a1@1".into(), "a2@1".into(), "a1@2".into()], 0));
+    }
+
+    #[test]
+    fn the_last_backup_of_a_disk_that_has_left_its_machine_is_retained() {
+        let one_disk = |time| {
+            let record = of_machine("a1", time);
+            Record { moment: record.moment.map(|moment| MachineMoment { disks: 1, ..moment }), ..record }
+        };
+        let mut records = vec![of_machine("a1", 1), of_machine("a2", 1), of_machine("a1", 2), of_machine("a2", 2)];
+        records.extend([one_disk(3), one_disk(4)]);
+        let first_and_third = vec!["a1@1".into(), "a2@1".into(), "a1@3".into()];
+        assert_eq!(judged(LAST, &records, Among::All), (first_and_third, 0));
+        records.push(Record { moment: None, ..of_machine("a2", 5) });
+        let (superfluous, _) = judged(LAST, &records, Among::Machine(Id::of_name("machine of a")));
+        assert_eq!(superfluous.len(), 5, "it was backed up alone since");
     }
 
     #[test]

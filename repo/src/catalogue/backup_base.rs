@@ -4,7 +4,7 @@
 //! together with the maps that the next backup needs. Invariant: a snapshot that is no longer a base is recorded as one
 //! that the daemon is to destroy, in the same commit.
 
-use api::{BackupBase, Code, Problem, VdiState};
+use api::{BackupBase, Code, Problem, Sr, VdiState};
 use uuid::Uuid;
 
 use super::row::{Id, Json};
@@ -38,15 +38,16 @@ impl View<'_> {
         Ok(self.find_vdi(vdi)?.and_then(|vdi| vdi.cbt).is_some_and(|tracking| tracking.enabled))
     }
 
-    /// The bases in attached repositories that no backup can use any more: their target is not registered, their disk
-    /// is gone or not tracked, or there is a newer one, as after a catalogue was restored. Only those without data: of
-    /// others it is not certain that they were not taken for something else.
+    /// The bases in attached repositories that no backup can use any more, and that can be destroyed: their target is
+    /// not registered, their disk is gone or not tracked, or there is a newer one, as after a catalogue was restored.
     pub fn useless_backup_bases(&self) -> Result<Vec<Uuid>, Problem> {
         let targets: Vec<Uuid> = self.backup_targets()?.into_iter().map(|target| target.uuid).collect();
         let (mut seen, mut useless) = (Vec::new(), Vec::new());
         for KeptBase { snapshot, disk, base } in self.backup_bases(None)? {
             let vdi = self.vdi(snapshot)?;
-            if vdi.state != VdiState::NoData || self.attached_sr(vdi.sr).is_err() {
+            // Without data: of others it is not certain that they were not taken for something else.
+            let is_writable = |sr: Sr| sr.variant.is_none_or(|variant| !variant.read_only);
+            if vdi.state != VdiState::NoData || !self.attached_sr(vdi.sr).is_ok_and(is_writable) {
                 continue;
             }
             if seen.contains(&(disk, base.target)) || !targets.contains(&base.target) || !self.is_tracked(disk)? {

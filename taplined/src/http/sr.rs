@@ -20,6 +20,7 @@ use super::answer::{listed, shown};
 use super::extract::{Body, Id, QueryParams};
 use super::list::{Page, Paging, Tagged, Tagging};
 use super::{Answer, Begun, begun};
+use crate::backup;
 use crate::daemon::Daemon;
 use crate::differences;
 use crate::disk::shares;
@@ -244,6 +245,7 @@ async fn sr_attach(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body
         at_work.tasks.abandon_ended(&ended);
         doubtful::hold(&at_work, uuid).await;
         differences::heal_sr(&at_work, uuid).await;
+        backup::sweep(&at_work).await;
         vdi::collect(&at_work, uuid);
         Ok(json!({ "uuid": uuid }))
     };

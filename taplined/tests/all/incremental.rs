@@ -585,3 +585,20 @@ fn a_killed_disk_process_does_not_make_a_backup_wrong() {
     }
     bed.only(1, 1);
 }
+
+/// Each backup adds a leaf, and leaves a hidden image that cannot be merged into one that is tracked and not plugged.
+#[test]
+fn a_halted_disk_can_be_backed_up_any_number_of_times() {
+    let bed = bed();
+    bed.write([0, 7], 1);
+    bed.back_up();
+    bed.write([1], 2);
+    bed.while_halted(|| {
+        let all: Vec<Made> = (0..6).map(|_| bed.back_up()).collect();
+        wait_until("hidden images are merged", || chain(&bed.daemon, &bed.vdi).len() <= 3);
+        all.iter().for_each(|made| bed.check(made));
+    });
+    bed.write([2], 3);
+    bed.check(&bed.back_up());
+    bed.only(1, 1);
+}

@@ -69,7 +69,7 @@ impl<'a> Tree<'a> {
         if self.is_kept(head) {
             return None;
         }
-        let (vdi, above) = match self.children(head) {
+        let (mut vdi, mut above) = match self.children(head) {
             // The head has several children, each of which would need a new parent: it stays, and is rebased onto the
             // target.
             [_, _, ..] if upwards.is_empty() => return None,
@@ -81,8 +81,15 @@ impl<'a> Tree<'a> {
                 (self.shown_by.get(&head).copied(), on_head.first().copied())
             }
         };
-        if above.is_some_and(|above| self.is_kept(above) || self.tracked.halted.contains(&above)) {
+        if above.is_some_and(|above| self.is_kept(above)) {
             return None;
+        }
+        if above.is_some_and(|above| self.tracked.halted.contains(&above)) {
+            // The image below it gets the new parent, so the chain has a bounded length whatever is destroyed.
+            (vdi, above) = (None, upwards.pop());
+            if upwards.is_empty() {
+                return None;
+            }
         }
         upwards.reverse();
         Some(Merge { sr: image.sr, sources: upwards, target, above, vdi, vbd: None, live: None })
@@ -179,6 +186,16 @@ mod test {
         assert_eq!((&sources[..], target.as_u128()), (&[Uuid::from_u128(2)][..], 1));
         assert_eq!((above.map(|uuid| uuid.as_u128()), *vdi), (Some(3), None));
         assert_eq!(runs(&images, &shown, &Tracked { all: leaf.clone(), halted: leaf.clone() }), []);
+        // The topmost hidden image, or that of a snapshot, is rebased in place of the leaf.
+        let pairs = [(1, None), (2, Some(1)), (3, Some(2)), (4, Some(3))];
+        for others in [&[][..], &[3]] {
+            let (images, shown) = tree(&pairs, &[others, &[4]].concat());
+            let leaf = HashSet::from([Uuid::from_u128(4)]);
+            let found = runs(&images, &shown, &Tracked { all: leaf.clone(), halted: leaf });
+            let [Merge { sources, target, above, vdi, .. }] = &found[..] else { panic!("{found:?}") };
+            assert_eq!((&sources[..], target.as_u128()), (&[Uuid::from_u128(2)][..], 1));
+            assert_eq!((above.map(|uuid| uuid.as_u128()), *vdi), (Some(3), None));
+        }
         let (images, shown) = tree(&pairs[..2], &[2]);
         let leaf = HashSet::from([Uuid::from_u128(2)]);
         assert_eq!(runs(&images, &shown, &Tracked { all: leaf, halted: HashSet::new() }), []);

@@ -177,7 +177,10 @@ pub fn must_be_sealed(paths: &[PathBuf], maps: &[ChangeMap]) -> Result<(), Failu
                 "another map continues it, but it is not complete: it is an older copy, or its process was killed";
             Err(Failure::new(format!("use the map of changed blocks {}", path.display()), why)
                 .of_kind(Kind::State)
-                .advise("make a full backup"))
+                .advise(
+                    "if its process was killed, its own image may prove it: list it alone, with --image and the image \
+                     that ended with it; otherwise make a full backup",
+                ))
         }
     }
 }

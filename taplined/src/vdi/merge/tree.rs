@@ -85,9 +85,10 @@ impl<'a> Tree<'a> {
             return None;
         }
         if above.is_some_and(|above| self.tracked.halted.contains(&above)) {
-            // The image below it gets the new parent, so the chain has a bounded length whatever is destroyed.
-            (vdi, above) = (None, upwards.pop());
-            if upwards.is_empty() {
+            // The image below it gets the new parent, so the chain has a bounded length whatever is destroyed; but not
+            // that of a snapshot, whose mark proves a map and would be removed.
+            (vdi, above) = (None, upwards.pop().filter(|image| !self.shown_by.contains_key(image)));
+            if upwards.is_empty() || above.is_none() {
                 return None;
             }
         }
@@ -186,16 +187,17 @@ mod test {
         assert_eq!((&sources[..], target.as_u128()), (&[Uuid::from_u128(2)][..], 1));
         assert_eq!((above.map(|uuid| uuid.as_u128()), *vdi), (Some(3), None));
         assert_eq!(runs(&images, &shown, &Tracked { all: leaf.clone(), halted: leaf.clone() }), []);
-        // The topmost hidden image, or that of a snapshot, is rebased in place of the leaf.
+        // The topmost hidden image is rebased in place of the leaf, but never that of a snapshot.
         let pairs = [(1, None), (2, Some(1)), (3, Some(2)), (4, Some(3))];
-        for others in [&[][..], &[3]] {
-            let (images, shown) = tree(&pairs, &[others, &[4]].concat());
-            let leaf = HashSet::from([Uuid::from_u128(4)]);
-            let found = runs(&images, &shown, &Tracked { all: leaf.clone(), halted: leaf });
-            let [Merge { sources, target, above, vdi, .. }] = &found[..] else { panic!("{found:?}") };
-            assert_eq!((&sources[..], target.as_u128()), (&[Uuid::from_u128(2)][..], 1));
-            assert_eq!((above.map(|uuid| uuid.as_u128()), *vdi), (Some(3), None));
-        }
+        let leaf = HashSet::from([Uuid::from_u128(4)]);
+        let halted = Tracked { all: leaf.clone(), halted: leaf };
+        let (images, shown) = tree(&pairs, &[4]);
+        let found = runs(&images, &shown, &halted);
+        let [Merge { sources, target, above, vdi, .. }] = &found[..] else { panic!("{found:?}") };
+        assert_eq!((&sources[..], target.as_u128()), (&[Uuid::from_u128(2)][..], 1));
+        assert_eq!((above.map(|uuid| uuid.as_u128()), *vdi), (Some(3), None));
+        let (images, shown) = tree(&pairs, &[3, 4]);
+        assert_eq!(runs(&images, &shown, &halted), []);
         let (images, shown) = tree(&pairs[..2], &[2]);
         let leaf = HashSet::from([Uuid::from_u128(2)]);
         assert_eq!(runs(&images, &shown, &Tracked { all: leaf, halted: HashSet::new() }), []);

@@ -141,7 +141,7 @@ pub fn judge(keep: &Keep, backups: &[Record], among: Among<'_>, now: u64) -> Jud
     judged
 }
 
-/// The newest backup of each disk, by publication and by time, among those that are a disk alone or of a complete state.
+/// The newest backup of each disk, by publication and by time, among those of a disk alone or of a complete state.
 fn last_of_disks(backups: &[Record], now: u64) -> BTreeSet<Id> {
     let states = states(backups);
     let counted = states.iter().map(|(_, state)| state).filter(|state| state.is_complete() && state.is_counted(now));

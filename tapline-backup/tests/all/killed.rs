@@ -4,10 +4,10 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use rustix::io::ioctl_fionread;
-use rustix::pipe::fcntl_setpipe_size;
+use rustix::pipe::{fcntl_setpipe_size, pipe};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::room::{Room, begun, id};
@@ -150,10 +150,11 @@ const LINE: usize = 200;
 fn status_while_backing_up(room: &Room, words: &[&str], environment: &[(&str, &str)], line: &str) -> String {
     let mut command = room.command(&[&["create", "t", "--name", "a", "--json"], words].concat());
     // A pipe with room for one line of progress: at the second one the backup waits until it is killed.
-    let (read, write) = std::io::pipe().unwrap();
+    let (read, write) = pipe().unwrap();
+    let mut write = fs::File::from(write);
     let size = fcntl_setpipe_size(&write, 4096).unwrap();
     let filled = vec![b'\n'; size - LINE];
-    (&write).write_all(&filled).unwrap();
+    write.write_all(&filled).unwrap();
     let mut child = command.envs(environment.iter().copied()).stderr(write).spawn().unwrap();
     drop(command);
     // Something was read of the image.

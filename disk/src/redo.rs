@@ -142,7 +142,17 @@ pub fn is_void(prefix: &[u8; PREFIX_LEN], owner: &Owner) -> bool {
     is_understood(prefix) && accepted_of(prefix, owner).is_none()
 }
 
-/// Whether a log, from its beginning, says that another one was in its place ([`RedoLog::was_void`]).
+/// Whether a log, from its beginning, shows that something else than the last process has changed this very file: the
+/// log of another file in its place says nothing about it.
+pub fn shows_change(prefix: &[u8; PREFIX_LEN], owner: &Owner) -> bool {
+    is_of_file(prefix, owner) && (is_void(prefix, owner) || was_void(prefix))
+}
+
+fn is_of_file(prefix: &[u8; PREFIX_LEN], owner: &Owner) -> bool {
+    prefix.get(IDENTITY_AT..) == Some(owner.identity.as_slice())
+}
+
+/// Whether a log, from its beginning, says that its file was changed ([`RedoLog::was_void`]).
 pub fn was_void(prefix: &[u8; PREFIX_LEN]) -> bool {
     let word = prefix.get(WAS_VOID_AT..).and_then(|rest| rest.first_chunk());
     is_understood(prefix) && word.is_some_and(|word| u64::from_ne_bytes(*word) != 0)
@@ -168,7 +178,7 @@ fn accepted_of(prefix: &[u8; PREFIX_LEN], owner: &Owner) -> Option<u64> {
     if let Some(slot) = (0..STAMPS_AT.len()).find(has) {
         return Some(1 << slot | if failed { UNSTAMPED } else { 0 });
     }
-    let is_same_file = prefix.get(IDENTITY_AT..) == Some(owner.identity.as_slice());
+    let is_same_file = is_of_file(prefix, owner);
     let is_unstamped = accepted == 0 || accepted & UNSTAMPED != 0;
     match (is_same_file, failed) {
         // With a failed sync the stamp may be lost, too.
@@ -259,8 +269,10 @@ impl RedoLog {
         if log.is_of(owner)? {
             log.resume(source)?;
         } else {
+            // A reset that was interrupted has left no first word, and what it says stays.
             if log.word(MAGIC_AT) == MAGIC {
-                log.store(WAS_VOID_AT, 1);
+                let prefix = log.region.read(0);
+                log.store(WAS_VOID_AT, u64::from(prefix.is_some_and(|prefix| shows_change(&prefix, owner))));
             }
             log.reset(&owner.identity);
         }
@@ -292,9 +304,9 @@ impl RedoLog {
         }
     }
 
-    /// Whether the region held the log of another file, or of another state of this one, and [`RedoLog::forget_void`]
-    /// was not called since: the file may have been replaced or restored, or another program has written to it. It
-    /// outlives the process, since the log itself is dropped when it is opened.
+    /// Whether the region held the log of another state of this file, and [`RedoLog::forget_void`] was not called since:
+    /// the file was restored, or another program has written to it. It outlives the process, since the log itself is
+    /// dropped when it is opened.
     pub fn was_void(&self) -> bool {
         self.word(WAS_VOID_AT) != 0
     }

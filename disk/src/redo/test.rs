@@ -155,7 +155,7 @@ fn a_log_without_records_belongs_to_the_file_with_its_identity() {
     assert!(bed.open().has_failed());
     let other = Owner { identity: [8; IDENTITY_LEN], ..OWNER };
     let log = RedoLog::open(bed.region.clone(), &other, &mut bed.file.as_slice()).unwrap();
-    assert!(log.was_void() && !log.has_failed());
+    assert!(!log.was_void() && !log.has_failed(), "that of another file says nothing about this one");
 }
 
 #[test]

@@ -209,7 +209,7 @@ pub fn is_void(files: &Files, image: &mut ImageFile) -> io::Result<bool> {
     let owner = owner(image)?;
     let found = LogFile::of(files, image, &owner, false)?;
     let prefix = found.map(|found| found.prefix()).transpose()?.flatten();
-    Ok(prefix.is_some_and(|prefix| redo::is_void(&prefix, &owner) || redo::was_void(&prefix)))
+    Ok(prefix.is_some_and(|prefix| redo::shows_change(&prefix, &owner)))
 }
 
 /// Explains why a log could not be replayed. No data is lost.

@@ -34,7 +34,8 @@ pub fn find(directory: &Path, name: &str, image: &ImageFile, owner: &Owner, crea
         return Ok(());
     }
     let moved = if owner.stamps.is_empty() { None } else { other_with(directory, &own, &owner.stamps)? };
-    if there.is_some() && moved.is_none() && create {
+    let shows_change = there.as_ref().is_some_and(|log| redo::shows_change(&log.prefix, owner));
+    if shows_change && moved.is_none() && create {
         // With that log goes what shows that a map does not have all changes of the image.
         mark::end(image)?;
     }

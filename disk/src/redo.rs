@@ -304,9 +304,9 @@ impl RedoLog {
         }
     }
 
-    /// Whether the region held the log of another state of this file, and [`RedoLog::forget_void`] was not called since:
-    /// the file was restored, or another program has written to it. It outlives the process, since the log itself is
-    /// dropped when it is opened.
+    /// Whether the region held the log of another state of this file, and [`RedoLog::forget_void`] was not called
+    /// since: the file was restored, or another program has written to it. It outlives the process, since the log
+    /// itself is dropped when it is opened.
     pub fn was_void(&self) -> bool {
         self.word(WAS_VOID_AT) != 0
     }

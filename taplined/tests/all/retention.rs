@@ -1,6 +1,8 @@
 //! Schedules of snapshots, with a clock that the test sets.
 
+use std::cell::Cell;
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -21,6 +23,8 @@ pub struct Bed {
     began: Timestamp,
     hours: i64,
     up: u64,
+    /// The number of tasks when the clock was set last, until the next wait for one.
+    counted: Cell<Option<usize>>,
     _room: tempfile::TempDir,
 }
 
@@ -48,13 +52,16 @@ impl Bed {
         let made = daemon.done(daemon.post("/vdis", json!({ "sr": sr, "name": "web", "size": 8 << 20 })));
         let vdi = made["uuid"].as_str().unwrap().to_owned();
         let of = (format!("/vdis/{vdi}"), "vdi-schedule");
-        Bed { daemon, sr, vdi, of, clock, began, hours: 0, up: 0, _room: room }
+        Bed { daemon, sr, vdi, of, clock, began, hours: 0, up: 0, counted: Cell::default(), _room: room }
     }
 
     /// Sets the wall clock to `at` hours after the start, when `hours` have passed on the monotonic clock.
     pub fn set_clock(&mut self, at: i64, hours: u64) {
         self.hours = at;
         self.up += hours * 3600;
+        // The daemon may read the new time at once, before its schedule is set again.
+        let is_up = UnixStream::connect(self.daemon.socket()).is_ok();
+        self.counted.set(is_up.then(|| self.kept_tasks().len()));
         set(&self.clock, self.now(), self.up);
     }
 
@@ -74,7 +81,8 @@ impl Bed {
     /// Like [`Bed::keep`], when a snapshot is due.
     #[track_caller]
     pub fn keep_and_take(&self, schedule: Value) -> Value {
-        let before = self.kept_tasks().len();
+        let now = self.kept_tasks().len();
+        let before = self.counted.take().map_or(now, |counted| counted.min(now));
         self.keep(schedule);
         wait_until("a task has taken a snapshot", || {
             let tasks = self.kept_tasks();
@@ -85,6 +93,7 @@ impl Bed {
 
     /// Like [`Bed::keep`], when none is due.
     pub fn keep_and_take_none(&self, schedule: Value) {
+        self.counted.take();
         let before = self.kept_tasks().len();
         self.keep(schedule);
         // There is no event to wait for: a wrongly begun snapshot is found now, or by a later count.

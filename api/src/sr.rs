@@ -55,6 +55,13 @@ pub struct Sr {
     pub created: Timestamp,
 }
 
+impl Sr {
+    /// Whether its storage is known to be read-only.
+    pub fn is_read_only(&self) -> bool {
+        self.variant.as_ref().is_some_and(|variant| variant.read_only)
+    }
+}
+
 /// The storage of a repository.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "kebab-case", deny_unknown_fields)]

@@ -125,8 +125,10 @@ impl State<'_> {
 /// Applies a rule to some of the backups, which are in the order in which they were published.
 pub fn judge(keep: &Keep, backups: &[Record], among: Among<'_>, now: u64) -> Judged {
     let mut judged = Judged::default();
+    let states = states(backups);
+    let last = last_of_disks(&states, now);
     let mut series: BTreeMap<Series, Vec<State<'_>>> = BTreeMap::new();
-    for (of, state) in states(backups) {
+    for (of, state) in states {
         let chosen = state.backups.iter().filter(|record| among.contains(record)).count();
         if chosen == state.backups.len() && state.is_complete() {
             series.entry(of).or_default().push(state);
@@ -134,7 +136,6 @@ pub fn judge(keep: &Keep, backups: &[Record], among: Among<'_>, now: u64) -> Jud
             judged.unjudged += chosen as u64;
         }
     }
-    let last = last_of_disks(backups, now);
     let superfluous = series.values().flat_map(|states| superfluous(keep, states, now));
     let has_last = |state: &State<'_>| state.ids().any(|id| last.contains(&id));
     judged.superfluous = superfluous.filter(|state| !has_last(state)).flat_map(State::ids).collect();
@@ -142,8 +143,7 @@ pub fn judge(keep: &Keep, backups: &[Record], among: Among<'_>, now: u64) -> Jud
 }
 
 /// The newest backup of each disk, by publication and by time, among those of a disk alone or of a complete state.
-fn last_of_disks(backups: &[Record], now: u64) -> BTreeSet<Id> {
-    let states = states(backups);
+fn last_of_disks(states: &[(Series, State<'_>)], now: u64) -> BTreeSet<Id> {
     let counted = states.iter().map(|(_, state)| state).filter(|state| state.is_complete() && state.is_counted(now));
     let mut by_publication: BTreeMap<Id, Id> = BTreeMap::new();
     let mut by_time: BTreeMap<Id, (u64, Id)> = BTreeMap::new();

@@ -16,6 +16,8 @@ mod turns;
 mod vdi;
 
 use std::collections::HashSet;
+use std::path::Path;
+use std::{fs, io};
 
 use api::{Description, LogicalBlockSize, Mode, Name, Problem, VmHardware};
 use serde::{Deserialize, Serialize};
@@ -82,9 +84,20 @@ struct MachineDisk {
 
 /// Removes what the tasks of the previous daemon have left, before there are tasks of this one.
 pub async fn remove_left_over(daemon: &Daemon) -> Result<(), Problem> {
-    restore::forget_sockets(&daemon.config.run_directory);
-    changes::forget_lists(&daemon.config.run_directory);
+    for directory in [restore::directory_of, changes::directory_of] {
+        forget(&directory(&daemon.config.run_directory));
+    }
     snapshot::remove_left_over(daemon).await
+}
+
+/// Removes what a daemon that was killed has left in a directory. Its processes have ended with it.
+fn forget(directory: &Path) {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(path = %directory.display(), %error, "old files cannot be removed");
+        }
+        _ => {}
+    }
 }
 
 /// What identifies a VDI or a VM on all targets: never its name, which can be given to another one.

@@ -64,7 +64,7 @@ pub fn check(view: &View<'_>, uuid: Uuid, asked: &SrCalibrate) -> Result<(), Pro
         return Err(Problem::new(Code::Invalid, what).field("vdi").advise("omit it, or read it only: --read-only"));
     }
     let is_library = matches!(sr.source, SrSource::Iso { .. });
-    if is_library || sr.variant.is_some_and(|variant| variant.read_only) {
+    if is_library || sr.is_read_only() {
         let what = format!("nothing can be written in the repository {uuid}");
         return Err(Problem::new(Code::ReadOnly, what).advise("measure reads: --read-only"));
     }

@@ -60,7 +60,8 @@ pub struct Srs {
     intervals: space::Intervals,
     /// Notifies of repositories that have space again.
     relieved: tokio::sync::broadcast::Sender<Uuid>,
-    when_attached: WhenAttached,
+    /// What follows when a repository becomes available.
+    pub when_attached: WhenAttached,
 }
 
 /// Actions of the rest of the daemon when a repository becomes available.

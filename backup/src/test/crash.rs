@@ -189,17 +189,7 @@ fn a_cancelled_backup_does_not_count_and_sends_no_more() {
     let disk = image(&"ABCDEFGHIJKLMNOPQRSTUVWXYZ".repeat(100));
     let cancel = AtomicBool::new(false);
     let mut progress = |_: &crate::Statistics| cancel.store(true, std::sync::atomic::Ordering::Relaxed);
-    let job = Job {
-        disk: DISK,
-        label: "",
-        time: 1,
-        properties: None,
-        moment: None,
-        source: &disk,
-        base: None,
-        threads: 2,
-        avoided: HashSet::new(),
-    };
+    let job = Job { threads: 2, ..job(DISK, 1, &disk) };
     let outcome = target.back_up(&job, &mut Control { cancel: &cancel, progress: &mut progress });
     assert!(matches!(outcome, Err(Error::Cancelled)), "{outcome:?}");
     assert!(target.backups().unwrap().is_empty());

@@ -118,17 +118,7 @@ fn a_verification_names_disks_and_moments_that_damage_costs_and_a_new_backup_rep
     assert!(matches!(error, Error::Lost { at: 4096, len: 4096, .. }), "{error}");
     // The damaged copy would be found by its digest: it is avoided.
     let avoided = verified.damaged.iter().map(|(name, _)| name.clone()).collect();
-    let job = Job {
-        disk: DISK,
-        label: "",
-        time: 1,
-        properties: None,
-        moment: None,
-        source: &shared,
-        base: None,
-        threads: 1,
-        avoided,
-    };
+    let job = Job { avoided, ..job(DISK, 1, &shared) };
     let again = with_control(|control| target.back_up(&job, control)).unwrap();
     assert_eq!(restore(&target, again.id).unwrap(), shared.0);
     assert_eq!(restore(&target, first.id).unwrap(), shared.0, "a sound copy is used by all backups");

@@ -81,19 +81,24 @@ fn with_control<T>(run: impl FnOnce(&mut Control<'_>) -> T) -> T {
 
 const DISK: Id = Id::from_bytes([0xd1; 16]);
 
-/// Makes a backup of an image whose moment is `time`.
-fn back_up(target: &Target, disk: Id, time: u64, image: &Image, base: Option<Base>) -> Result<Record, Error> {
-    let job = Job {
+/// A full backup of an image whose moment is `time`, in one thread.
+fn job(disk: Id, time: u64, image: &Image) -> Job<'_> {
+    Job {
         disk,
         label: "disk",
         time,
-        properties: Some("{}"),
+        properties: None,
         moment: None,
         source: image,
-        base,
+        base: None,
         threads: 1,
         avoided: HashSet::new(),
-    };
+    }
+}
+
+/// Makes a backup of an image whose moment is `time`.
+fn back_up(target: &Target, disk: Id, time: u64, image: &Image, base: Option<Base>) -> Result<Record, Error> {
+    let job = Job { properties: Some("{}"), base, ..job(disk, time, image) };
     with_control(|control| target.back_up(&job, control))
 }
 

@@ -68,17 +68,7 @@ fn episode(seed: u64) -> Result<(), String> {
             });
             world.moments.lock().unwrap().insert(time, guest.image.clone());
             let threads = random.usize(1..3);
-            let job = Job {
-                disk: Id::from_bytes([number as u8; 16]),
-                label: "guest",
-                time,
-                properties: None,
-                moment: None,
-                source: &guest.image,
-                base,
-                threads,
-                avoided: HashSet::new(),
-            };
+            let job = Job { base, threads, ..job(Id::from_bytes([number as u8; 16]), time, &guest.image) };
             if let Ok(record) = with_control(|control| target.back_up(&job, control)) {
                 world.acknowledged.lock().unwrap().insert(record.id);
                 guest.base = Some((record.clone(), Vec::new()));

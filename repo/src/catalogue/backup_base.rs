@@ -4,7 +4,7 @@
 //! together with the maps that the next backup needs. Invariant: a snapshot that is no longer a base is recorded as one
 //! that the daemon is to destroy, in the same commit.
 
-use api::{BackupBase, Code, Problem, Sr, VdiState};
+use api::{BackupBase, Code, Problem, VdiState};
 use uuid::Uuid;
 
 use super::row::{Id, Json};
@@ -34,7 +34,7 @@ impl View<'_> {
     }
 
     /// Whether the changes of a VDI are recorded.
-    fn is_tracked(&self, vdi: Uuid) -> Result<bool, Problem> {
+    pub fn is_tracked(&self, vdi: Uuid) -> Result<bool, Problem> {
         Ok(self.find_vdi(vdi)?.and_then(|vdi| vdi.cbt).is_some_and(|tracking| tracking.enabled))
     }
 
@@ -46,8 +46,7 @@ impl View<'_> {
         for KeptBase { snapshot, disk, base } in self.backup_bases(None)? {
             let vdi = self.vdi(snapshot)?;
             // Without data: of others it is not certain that they were not taken for something else.
-            let is_writable = |sr: Sr| sr.variant.is_none_or(|variant| !variant.read_only);
-            if vdi.state != VdiState::NoData || !self.attached_sr(vdi.sr).is_ok_and(is_writable) {
+            if vdi.state != VdiState::NoData || !self.attached_sr(vdi.sr).is_ok_and(|sr| !sr.is_read_only()) {
                 continue;
             }
             if seen.contains(&(disk, base.target)) || !targets.contains(&base.target) || !self.is_tracked(disk)? {

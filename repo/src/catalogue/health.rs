@@ -84,7 +84,7 @@ impl HealthBoard {
 
     pub(super) fn of_sr(&self, sr: &Sr) -> Health {
         let known = self.known();
-        let read_only = sr.variant.as_ref().is_some_and(|variant| variant.read_only);
+        let read_only = sr.is_read_only();
         known.dated(
             sr.uuid,
             health::of_sr(&SrFacts {

@@ -169,20 +169,13 @@ pub fn join(maps: Vec<ChangeMap>) -> Result<ChangeMap, Failure> {
 /// One that is not may be a copy that was made while its disk was served, or its process was killed when its interval
 /// ended.
 pub fn must_be_sealed(paths: &[PathBuf], maps: &[ChangeMap]) -> Result<(), Failure> {
-    let ended = paths.iter().zip(maps).take(maps.len().saturating_sub(1));
-    match ended.filter(|(_, map)| !map.is_sealed()).map(|(path, _)| path).next() {
-        None => Ok(()),
-        Some(path) => {
-            let why =
-                "another map continues it, but it is not complete: it is an older copy, or its process was killed";
-            Err(Failure::new(format!("use the map of changed blocks {}", path.display()), why)
-                .of_kind(Kind::State)
-                .advise(
-                    "if its process was killed, its own image may prove it: list it alone, with --image and the image \
-                     that ended with it; otherwise make a full backup",
-                ))
-        }
-    }
+    let mut ended = paths.iter().zip(maps).take(maps.len().saturating_sub(1));
+    let Some((path, _)) = ended.find(|(_, map)| !map.is_sealed()) else { return Ok(()) };
+    let why = "another map continues it, but it is not complete: it is an older copy, or its process was killed";
+    Err(Failure::new(format!("use the map of changed blocks {}", path.display()), why).of_kind(Kind::State).advise(
+        "if its process was killed, its own image may prove it: list it alone, with --image and the image that ended \
+         with it; otherwise make a full backup",
+    ))
 }
 
 /// Reads a map, and explains why a file cannot be used as one.

@@ -2,8 +2,8 @@
 //!
 //! The snapshot of which that backup has the content was kept without data, as its *base* (decision 0068). It knows
 //! neither maps nor targets: the list is that of `vdi changed`, which is refused if it could name too little, and the
-//! backup is looked up by its ID and the digest of its content. Invariant: a list is from the state that was backed up
-//! to the very snapshot that is read; in any doubt there is none, and everything is read.
+//! backup is looked up by its ID and the digest of its content. Invariant: a list goes from the state that was backed
+//! up to the snapshot that is read. If either is uncertain there is no list, and everything is read.
 
 use std::ffi::OsString;
 use std::fs;
@@ -47,9 +47,8 @@ pub async fn since(
     backups: &[DiskBackup],
 ) -> Result<Changes, String> {
     let Some(KeptBase { snapshot: from, base, .. }) = base_of(daemon, disk, target.uuid).await? else {
-        let read = daemon.catalogue.read(move |view| view.find_vdi(disk)).await.map_err(|problem| problem.detail)?;
-        let is_tracked = read.and_then(|vdi| vdi.cbt).is_some_and(|tracking| tracking.enabled);
-        return Err(match is_tracked {
+        let is_tracked = daemon.catalogue.read(move |view| view.is_tracked(disk)).await;
+        return Err(match is_tracked.map_err(|problem| problem.detail)? {
             true => "no backup of the disk to this target is known since which all changes were recorded",
             false => "the changes of the disk are not recorded (see: tapline vdi cbt enable)",
         }
@@ -112,19 +111,8 @@ impl Drop for List {
 }
 
 /// The directory of these files.
-fn directory_of(run_directory: &Path) -> PathBuf {
+pub fn directory_of(run_directory: &Path) -> PathBuf {
     run_directory.join("changes")
-}
-
-/// Removes the lists of a daemon that was killed. Its processes have ended with it.
-pub fn forget_lists(run_directory: &Path) {
-    let directory = directory_of(run_directory);
-    match fs::remove_dir_all(&directory) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!(path = %directory.display(), %error, "old lists of changes cannot be removed");
-        }
-        _ => {}
-    }
 }
 
 #[cfg(test)]
@@ -144,7 +132,7 @@ mod test {
         drop(list);
         assert!(!path.exists());
         let left = List::write(room.path(), &[]).unwrap();
-        forget_lists(room.path());
+        super::super::forget(&directory_of(room.path()));
         assert!(!left.path.exists());
     }
 }

@@ -237,19 +237,8 @@ impl Socket {
 }
 
 /// The directory of these sockets.
-fn directory_of(run_directory: &Path) -> PathBuf {
+pub fn directory_of(run_directory: &Path) -> PathBuf {
     run_directory.join("restore")
-}
-
-/// Removes the sockets of a daemon that was killed, at which no process listens any more.
-pub fn forget_sockets(run_directory: &Path) {
-    let directory = directory_of(run_directory);
-    match fs::remove_dir_all(&directory) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!(path = %directory.display(), %error, "old sockets cannot be removed");
-        }
-        _ => {}
-    }
 }
 
 impl Drop for Socket {

@@ -59,9 +59,7 @@ impl Temporary {
         let Some(snapshot) = self.snapshot.filter(|_| !self.daemon.tasks.is_stopping()) else { return };
         match tokio::time::timeout(READERS_MAX, try_to_remove(&self.daemon, snapshot)).await {
             Ok(Ok(())) => self.snapshot = None,
-            Ok(Err(problem)) => {
-                tracing::warn!(%snapshot, "a snapshot for a backup stays: {problem}")
-            }
+            Ok(Err(problem)) => tracing::warn!(%snapshot, "a snapshot for a backup stays: {problem}"),
             Err(_) => tracing::info!(%snapshot, "a snapshot for a backup is still being read"),
         }
     }
@@ -142,9 +140,6 @@ fn is_base(vdi: &Vdi) -> bool {
 }
 
 async fn destroy_vdi(daemon: &Daemon, snapshot: Uuid) -> Result<(), Problem> {
-    if daemon.catalogue.read(move |view| view.find_vdi(snapshot)).await?.is_none() {
-        return Ok(());
-    }
     until_unread(daemon, snapshot).await?;
     // It may have become a base meanwhile, or be one no longer.
     let Some(vdi) = daemon.catalogue.read(move |view| view.find_vdi(snapshot)).await? else { return Ok(()) };

@@ -33,7 +33,7 @@ pub async fn all(daemon: &Daemon) -> Result<Vec<Difference>, Problem> {
 
 async fn of_sr(daemon: &Daemon, sr: &Sr) -> Result<Vec<Difference>, Problem> {
     let mut found = sr::compare_files(daemon, sr.uuid).await?;
-    let fixed = sr.variant.as_ref().is_some_and(|variant| variant.read_only);
+    let fixed = sr.is_read_only();
     if !fixed && !matches!(sr.source, SrSource::Iso { .. }) {
         let why = of_inventory(daemon, sr.uuid).await?;
         found.extend(why.map(|why| difference(sr.uuid, why)));

@@ -20,13 +20,12 @@ use super::answer::{listed, shown};
 use super::extract::{Body, Id, QueryParams};
 use super::list::{Page, Paging, Tagged, Tagging};
 use super::{Answer, Begun, begun};
-use crate::backup;
 use crate::daemon::Daemon;
 use crate::differences;
 use crate::disk::shares;
 use crate::plug;
 use crate::request;
-use crate::sr::{self, Claim, Create, Destroy, Given, Introduce, doubtful};
+use crate::sr::{self, Claim, Create, Destroy, Given, Introduce, WhenAttached, doubtful};
 use crate::task::Context;
 use crate::task::job::Job;
 use crate::vdi;
@@ -244,9 +243,9 @@ async fn sr_attach(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body
         let ended = at_work.srs.attach_as(uuid, asked.believe, true).await?;
         at_work.tasks.abandon_ended(&ended);
         doubtful::hold(&at_work, uuid).await;
-        differences::heal_sr(&at_work, uuid).await;
-        backup::sweep(&at_work).await;
-        vdi::collect(&at_work, uuid);
+        let WhenAttached { reconcile, collect } = at_work.srs.when_attached;
+        reconcile(at_work.clone(), uuid).await;
+        collect(&at_work, uuid);
         Ok(json!({ "uuid": uuid }))
     };
     begin(&daemon, uuid, "sr-attach", work).await

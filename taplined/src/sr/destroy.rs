@@ -91,7 +91,7 @@ fn check(view: &View<'_>, sr: &Sr) -> Result<(), Problem> {
         return Err(Problem::new(Code::Unsupported, what).advise("detach it and forget it"));
     }
     view.attached_sr(uuid)?;
-    if sr.variant.as_ref().is_some_and(|variant| variant.read_only) {
+    if sr.is_read_only() {
         let what = format!("nothing can be removed from the repository {uuid}: it is mounted read-only");
         return Err(Problem::new(Code::ReadOnly, what).advise("forget it, or mount it read-write"));
     }

@@ -193,6 +193,10 @@ pub async fn state(
     Ok((state, want))
 }
 
+fn just_changed(vdi: Uuid) -> Problem {
+    Problem::new(Code::Busy, format!("VDI {vdi} has just been changed")).advise("try again")
+}
+
 /// Reserves the VDI: a read-only one can be the base of several concurrent clones; a writable one is leased
 /// exclusively.
 pub fn hold_state(state: &KeptState, task: Uuid, tx: &mut Tx<'_>, tried: &str) -> Result<(), Problem> {
@@ -200,7 +204,7 @@ pub fn hold_state(state: &KeptState, task: Uuid, tx: &mut Tx<'_>, tried: &str) -
         tx.take_name(Among::Vdis(state.sr), name, task, &format!("{tried} VDI {} as '{name}'", state.of))?;
     }
     if tx.vdi_image(state.of)? != state.image {
-        return Err(Problem::new(Code::Busy, format!("VDI {} has just been changed", state.of)).advise("try again"));
+        return Err(just_changed(state.of));
     }
     if tx.vdi(state.of)?.read_only {
         return tx.take_lease(state.of, task, Mode::ReadOnly);
@@ -358,7 +362,7 @@ async fn must_not_be_written(daemon: &Daemon, vdi: &Vdi) -> Result<(), Problem> 
 async fn must_be_destroyable(daemon: &Daemon, vdi: &Vdi, sr: &Sr) -> Result<(), Problem> {
     must_be_unplugged(vdi, "destroyed")?;
     must_not_be_written(daemon, vdi).await?;
-    if sr.variant.as_ref().is_some_and(|variant| variant.read_only) {
+    if sr.is_read_only() {
         return Err(Problem::new(Code::ReadOnly, format!("SR {} is read-only", sr.name)));
     }
     let uuid = vdi.uuid;

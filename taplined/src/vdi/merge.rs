@@ -391,8 +391,7 @@ async fn collect_now(daemon: &Daemon, sr: Uuid) -> bool {
 }
 
 async fn begin_all(daemon: &Daemon, sr: Uuid) -> Result<bool, Problem> {
-    let variant = daemon.catalogue.read(move |view| view.attached_sr(sr)).await?.variant;
-    if variant.is_some_and(|variant| variant.read_only) {
+    if daemon.catalogue.read(move |view| view.attached_sr(sr)).await?.is_read_only() {
         return Ok(true);
     }
     let (images, shown_by, tracked) = images(daemon, sr).await?;

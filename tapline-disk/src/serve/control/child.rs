@@ -160,8 +160,6 @@ impl NewFile {
         let mut file = self.files.open(self.name.path(), options)?;
         let image = open_image(&self.files, &self.name, &mut file, true)?;
         let log = redo_log::open(&self.files, &self.name, &mut file)?;
-        // The log of a file that had its number before.
-        log.iter().for_each(RedoLog::forget_void);
         self.took.0 += begun.elapsed();
         Ok((self, Child { file, image, log }))
     }

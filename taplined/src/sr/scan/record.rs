@@ -135,7 +135,7 @@ fn add_vdis(tx: &mut Tx<'_>, sr: &Sr, added: Vec<(Placing, Uuid)>) -> Result<Vec
 
 fn add_vdi(tx: &mut Tx<'_>, sr: &Sr, placing: &Placing, image: Uuid, bases: &HashSet<Uuid>) -> Result<Uuid, Problem> {
     let file = &placing.found.file.file;
-    let fixed = sr.variant.as_ref().is_some_and(|variant| variant.read_only);
+    let fixed = sr.is_read_only();
     let base = bases.contains(&image);
     let vdi = NewVdi {
         uuid: identity(tx, file)?,

@@ -101,7 +101,7 @@ pub async fn take_out(
             read_only,
         });
     }
-    let (directory, fixed) = (directory.clone(), sr.variant.as_ref().is_some_and(|variant| variant.read_only));
+    let (directory, fixed) = (directory.clone(), sr.is_read_only());
     let compare = move || {
         let (mut alone, mut taken) = (Vec::new(), Vec::new());
         for candidate in appeared {

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::super::DataDestroy;
 use super::super::tracking::{DisableTracking, EnableTracking, present};
-use super::{find, look, must_be_destroyable, must_be_ready, writer_of};
+use super::{find, just_changed, look, must_be_destroyable, must_be_ready, writer_of};
 use crate::daemon::Daemon;
 use crate::disk::handing::Handing;
 use crate::disk::mark;
@@ -72,12 +72,7 @@ pub async fn data_destroy(daemon: &Daemon, uuid: Uuid) -> Result<Task, Problem> 
     let held = |job: &DataDestroy, task, tx: &mut Tx<'_>| {
         hold(tx, job.vdi, task, None)?;
         tx.check_data_destroyable(job.vdi)?;
-        match tx.vdi_image(job.vdi)? == job.image {
-            true => Ok(()),
-            false => {
-                Err(Problem::new(Code::Busy, format!("VDI {} has just been changed", job.vdi)).advise("try again"))
-            }
-        }
+        if tx.vdi_image(job.vdi)? == job.image { Ok(()) } else { Err(just_changed(job.vdi)) }
     };
     daemon.tasks.start_job(daemon, job, held).await
 }

@@ -95,6 +95,9 @@ pub struct InventoryVdi {
     /// Whether it was taken by the schedule of its VDI.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub scheduled: bool,
+    /// Whether it was taken for a backup, by a daemon that destroys it or keeps it as a base.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub for_backup: bool,
     /// The recording of its changed blocks, and the maps of changed blocks that it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cbt: Option<Box<ChangeTracking>>,

@@ -61,6 +61,9 @@ pub struct Vdi {
     /// Whether it is a snapshot that was taken by the schedule of its VDI, which also destroys it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub scheduled: bool,
+    /// Whether it is a snapshot that the daemon took for a backup, and will destroy when no backup needs it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub for_backup: bool,
     /// The recording of its changed blocks, and the maps of changed blocks that it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cbt: Option<ChangeTracking>,

@@ -25,6 +25,9 @@ pub enum ImageCommand {
     Map(Map),
     /// List which parts of a disk may have changed, by its maps of changed blocks
     Changes(Changes),
+    /// End a map of changed blocks for good, for a daemon: a snapshot was taken of its disk, which was not plugged
+    #[command(hide = true)]
+    Seal(Seal),
     /// Copy a disk into a new image, possibly of another format; holes are preserved
     Convert(Convert),
     /// Show how much space a disk would take in another format
@@ -60,6 +63,7 @@ impl ImageCommand {
             ImageCommand::Check(check) => Some(check.handing),
             ImageCommand::Map(map) => Some(map.handing),
             ImageCommand::Changes(changes) => Some(changes.handing),
+            ImageCommand::Seal(seal) => Some(seal.handing),
             ImageCommand::Convert(convert) => Some(convert.handing),
             ImageCommand::Measure(measure) => Some(measure.handing),
             ImageCommand::Compare(compare) => Some(compare.handing),
@@ -196,6 +200,23 @@ pub struct Changes {
     #[arg(long, hide = true, requires = "handed")]
     pub expect: Option<ExpectedMaps>,
     /// Where its files come from.
+    #[command(flatten)]
+    pub handing: Handing,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `image seal`.
+#[derive(Debug, Args)]
+pub struct Seal {
+    /// The map
+    #[arg(value_name = "MAP")]
+    pub map: PathBuf,
+    /// What a daemon has recorded of it, in JSON; fail unless it is that, and complete
+    #[arg(long, requires = "handed")]
+    pub expect: ExpectedMaps,
+    /// Where its file comes from.
     #[command(flatten)]
     pub handing: Handing,
     /// Print JSON

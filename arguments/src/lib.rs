@@ -28,7 +28,7 @@ pub use confirm::Confirm;
 pub use dirty_bitmap::DirtyBitmap;
 pub use image::{
     Bench, Changes, ChangesFormat, Check, Compact, Compare, Compress, Convert, Create, Flatten, ImageCommand, Info,
-    Map, Measure, Merge, Pattern, Rebase, Replay, Resize, Snapshot, Speed,
+    Map, Measure, Merge, Pattern, Rebase, Replay, Resize, Seal, Snapshot, Speed,
 };
 pub use limit::{LIMITS, LimitWords};
 pub use new_size::NewSize;

@@ -260,6 +260,11 @@ impl ChangeMap {
         self.next_header(false, self.spec.len)
     }
 
+    /// The header that ends the interval of a closed map: nothing is added from then on.
+    pub fn sealed(&mut self) -> MetaWrite {
+        self.next_header(true, self.spec.len)
+    }
+
     /// Headers that say that changes are missing: the map is refused from then on. One of them, durable, suffices.
     pub fn invalidate(&mut self) -> Vec<MetaWrite> {
         self.invalid_headers()

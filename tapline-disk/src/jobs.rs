@@ -19,6 +19,7 @@ pub mod rebase;
 pub mod replay;
 pub mod resize;
 pub mod runner;
+pub mod seal;
 pub mod snapshot;
 pub mod stream;
 
@@ -29,10 +30,10 @@ use control::ImageName;
 pub fn needing_files(command: &ImageCommand) -> Vec<&ImageName> {
     use ImageCommand::{
         Bench, Changes, Check, Clone, Compact, Compare, Convert, Create, Flatten, Info, Map, Measure, Merge, Rebase,
-        Replay, Resize, Snapshot,
+        Replay, Resize, Seal, Snapshot,
     };
     match command {
-        Info(_) | Map(_) | Changes(_) | Convert(_) | Measure(_) | Compare(_) => Vec::new(),
+        Info(_) | Map(_) | Changes(_) | Seal(_) | Convert(_) | Measure(_) | Compare(_) => Vec::new(),
         // An export is created by its server; as a parent it may stand alone.
         Create(create) => vec![&create.image],
         Check(check) => vec![&check.image],

@@ -115,6 +115,7 @@ fn run_job(files: &Files, command: &ImageCommand) -> Result<Exit, Failure> {
         ImageCommand::Check(check) => jobs::check::run(files, check),
         ImageCommand::Map(map) => jobs::map::run(files, map),
         ImageCommand::Changes(changes) => jobs::changes::run(files, changes),
+        ImageCommand::Seal(seal) => jobs::seal::run(files, seal),
         ImageCommand::Convert(convert) => jobs::convert::run(files, convert),
         ImageCommand::Compare(compare) => jobs::compare::run(files, compare),
         ImageCommand::Snapshot(snapshot) => jobs::snapshot::run(files, snapshot, SnapshotVerb::Snapshot),

@@ -298,6 +298,7 @@ fn follow(tx: &mut repo::Tx<'_>, vdi: Uuid, what: &Follow) -> Result<(), Problem
             read_only: true,
             snapshot: Some((vdi, Some(Timestamp::now()))),
             scheduled: false,
+            for_backup: false,
             logical_block_size: shown.logical_block_size,
         })?;
     }

@@ -146,12 +146,17 @@ fn keys_and_versions_are_refused_in_words_before_anything_is_done() {
     assert!(matches!(Target::open(Arc::new(Memory::new()), None), Err(Error::NoTarget)));
     let name = Name::format();
     let text = String::from_utf8(open.memory.bytes(&name).unwrap()).unwrap();
-    let line = text.lines().next().unwrap().replace("\"tapline-backup\":1", "\"tapline-backup\":2,\"x\":[]");
+    let line = text.lines().next().unwrap().replace("\"tapline-backup\":2", "\"tapline-backup\":3,\"x\":[]");
     let newer = format!("{line}\n{}\n-\n", blake3::hash(line.as_bytes()).to_hex());
     open.memory.set(&name, Some(newer.into_bytes()));
     let error = on(&open, None).unwrap_err();
-    assert!(matches!(error, Error::NewerVersion { found: 2, known: 1 }), "{error}");
+    assert!(matches!(error, Error::NewerVersion { found: 3, known: 2 }), "{error}");
     assert!(error.to_string().contains("update"));
+    // One of the version before.
+    let line = line.replace("\"tapline-backup\":3,\"x\":[]", "\"tapline-backup\":1");
+    let older = format!("{line}\n{}\n-\n", blake3::hash(line.as_bytes()).to_hex());
+    open.memory.set(&name, Some(older.into_bytes()));
+    on(&open, None).unwrap();
     // Encryption cannot be switched off by who can write to the target.
     let text = String::from_utf8(closed.memory.bytes(&name).unwrap()).unwrap();
     let line = text.lines().next().unwrap().replace("xchacha20-poly1305", "none");

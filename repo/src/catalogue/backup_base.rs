@@ -45,8 +45,9 @@ impl View<'_> {
         let (mut seen, mut useless) = (Vec::new(), Vec::new());
         for KeptBase { snapshot, disk, base } in self.backup_bases(None)? {
             let vdi = self.vdi(snapshot)?;
-            // Without data: of others it is not certain that they were not taken for something else.
-            if vdi.state != VdiState::NoData || !self.attached_sr(vdi.sr).is_ok_and(|sr| !sr.is_read_only()) {
+            // Of others it is not certain that they were not taken for something else.
+            let is_own = vdi.for_backup || vdi.state == VdiState::NoData;
+            if !is_own || !self.attached_sr(vdi.sr).is_ok_and(|sr| !sr.is_read_only()) {
                 continue;
             }
             if seen.contains(&(disk, base.target)) || !targets.contains(&base.target) || !self.is_tracked(disk)? {
@@ -56,6 +57,24 @@ impl View<'_> {
             }
         }
         Ok(useless)
+    }
+
+    /// The snapshots in attached repositories that were taken for a backup, and that nothing keeps: no record says that
+    /// they are to be destroyed. The backup was one of another catalogue, or their repository was forgotten meanwhile.
+    pub fn stray_backup_snapshots(&self) -> Result<Vec<Uuid>, Problem> {
+        let sql = "SELECT uuid FROM vdi WHERE for_backup
+                   AND uuid NOT IN (SELECT snapshot FROM backup_snapshot
+                                    UNION ALL SELECT value FROM backup_snapshot, json_each(disks))";
+        let mut stray = Vec::new();
+        for uuid in self.rows(sql, [], |row| Ok(row.get::<_, Id>(0)?.0))? {
+            let vdi = self.vdi(uuid)?;
+            let is_base = vdi.state == VdiState::NoData && vdi.cbt.is_some_and(|tracking| tracking.base.is_some());
+            let is_reached = self.attached_sr(vdi.sr).is_ok_and(|sr| !sr.is_read_only());
+            if !is_base && is_reached && self.vm_snapshot_with(uuid)?.is_none() {
+                stray.push(uuid);
+            }
+        }
+        Ok(stray)
     }
 }
 

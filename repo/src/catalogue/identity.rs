@@ -17,6 +17,8 @@ const TAKEN: &str = "SELECT 'an SR' FROM sr WHERE uuid = ?1
      UNION ALL SELECT 'a snapshot of a VM' FROM vm_snapshot WHERE uuid = ?1
      UNION ALL SELECT 'a task' FROM task WHERE uuid = ?1
      UNION ALL SELECT 'a backup target' FROM backup_target WHERE uuid = ?1
+     UNION ALL SELECT 'a snapshot for a backup' FROM backup_snapshot
+         WHERE snapshot = ?1 OR ?1 IN (SELECT value FROM json_each(disks))
      UNION ALL SELECT 'a token' FROM token WHERE uuid = ?1
      UNION ALL SELECT 'something that a task is creating' FROM claim WHERE object = ?1";
 
@@ -36,5 +38,14 @@ impl Tx<'_> {
     pub fn take_uuid(&mut self, uuid: Uuid, task: Uuid) -> Result<(), Problem> {
         self.check_uuid_free(uuid)?;
         self.claim(uuid, task)
+    }
+
+    /// Keeps the UUID that was recorded for a backup's snapshot ([`Tx::add_backup_snapshot`]) until the task that takes
+    /// it ends.
+    pub fn take_backup_uuid(&mut self, uuid: Uuid, task: Uuid) -> Result<(), Problem> {
+        match self.find_backup_snapshot(uuid)? {
+            Some(_) => self.claim(uuid, task),
+            None => Err(Problem::new(Code::State, format!("the backup that snapshot {uuid} is taken for has ended"))),
+        }
     }
 }

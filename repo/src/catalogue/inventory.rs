@@ -132,6 +132,7 @@ fn vdi_of_row(row: &Row<'_>) -> rusqlite::Result<InventoryVdi> {
         snapshot_time: row.get::<_, Option<Time>>("snapshot_time")?.map(|time| time.0),
         retention: row.get::<_, Option<Json<_>>>("retention")?.map(|json| json.0),
         scheduled: row.get("scheduled")?,
+        for_backup: row.get("for_backup")?,
         cbt: row.get::<_, Option<Json<_>>>("cbt")?.map(|json| Box::new(json.0)),
         created: row.get::<_, Time>("created")?.0,
     })

@@ -125,11 +125,12 @@ impl Tx<'_> {
             self.execute(
                 "INSERT INTO vdi VALUES
                  (:uuid, :image, :name, :description, :read_only, :snapshot_of, :snapshot_time, :created, :tags,
-                  :other_config, :retention, :scheduled, :rests, NULL, :logical_block_size, :cbt)
+                  :other_config, :retention, :scheduled, :rests, NULL, :logical_block_size, :cbt,
+                  :for_backup)
                  ON CONFLICT (uuid) DO UPDATE SET image = :image, name = :name, description = :description,
                  read_only = :read_only, snapshot_of = :snapshot_of, snapshot_time = :snapshot_time, created = :created,
                  tags = :tags, other_config = :other_config, scheduled = :scheduled,
-                 logical_block_size = :logical_block_size, cbt = :cbt,
+                 logical_block_size = :logical_block_size, cbt = :cbt, for_backup = :for_backup,
                  retention_rests = iif(retention IS :retention, retention_rests, :rests), retention = :retention",
                 named_params! {
                     ":uuid": Id(vdi.uuid), ":image": Id(vdi.image), ":name": vdi.name.as_str(),
@@ -139,7 +140,7 @@ impl Tx<'_> {
                     ":other_config": Json(&vdi.other_config), ":retention": vdi.retention.map(Json),
                     ":scheduled": vdi.scheduled, ":rests": vdi.retention.map(|_| Time(rests)),
                     ":logical_block_size": vdi.logical_block_size.map(Block),
-                    ":cbt": vdi.cbt.as_deref().map(Json),
+                    ":cbt": vdi.cbt.as_deref().map(Json), ":for_backup": vdi.for_backup,
                 },
             )?;
             match before.get(&vdi.uuid) {

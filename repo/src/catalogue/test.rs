@@ -56,6 +56,7 @@ pub(super) fn vdi(image: &Image) -> NewVdi {
         read_only: false,
         snapshot: None,
         scheduled: false,
+        for_backup: false,
         logical_block_size: None,
     }
 }

@@ -57,6 +57,7 @@ fn with(row: &Row<'_>, depth: u32, users: Vec<Use>) -> rusqlite::Result<Vdi> {
         retention: row.get::<_, Option<Json<_>>>("retention")?.map(|json| json.0),
         retention_problem: row.get::<_, Option<Json<_>>>("retention_problem")?.map(|json| json.0),
         scheduled: row.get("scheduled")?,
+        for_backup: row.get("for_backup")?,
         cbt: row.get::<_, Option<Json<_>>>("cbt")?.map(|json| json.0),
         state: row.get::<_, Word<ImageState>>("image_state")?.0.shown(),
         health: Health::healthy(),
@@ -95,6 +96,8 @@ pub struct NewVdi {
     pub snapshot: Option<(Uuid, Option<Timestamp>)>,
     /// Whether it is taken by the schedule of its VDI.
     pub scheduled: bool,
+    /// Whether it is taken for a backup.
+    pub for_backup: bool,
 }
 
 impl View<'_> {
@@ -245,7 +248,7 @@ impl Tx<'_> {
         self.execute(
             "INSERT INTO vdi VALUES
              (:uuid, :image, :name, :description, :read_only, :snapshot_of, :snapshot_time, :created,
-              :tags, :other_config, NULL, :scheduled, NULL, NULL, :logical_block_size, NULL)",
+              :tags, :other_config, NULL, :scheduled, NULL, NULL, :logical_block_size, NULL, :for_backup)",
             named_params! {
                 ":uuid": Id(vdi.uuid), ":image": Id(vdi.image), ":name": vdi.name.as_str(),
                 ":description": vdi.description.as_str(), ":read_only": vdi.read_only,
@@ -253,6 +256,7 @@ impl Tx<'_> {
                 ":created": Time(Timestamp::now()),
                 ":tags": Json(&vdi.labels.tags), ":other_config": Json(&vdi.labels.other_config),
                 ":scheduled": vdi.scheduled, ":logical_block_size": vdi.logical_block_size.map(Block),
+                ":for_backup": vdi.for_backup,
             },
         )?;
         self.touch(ObjectKind::Vdi, vdi.uuid, Change::Added);

@@ -64,6 +64,7 @@ fn vdi(n: u128, image: u128) -> InventoryVdi {
         snapshot_of: None,
         retention: None,
         scheduled: false,
+        for_backup: false,
         cbt: None,
         logical_block_size: None,
         snapshot_time: None,

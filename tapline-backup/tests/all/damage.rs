@@ -37,7 +37,7 @@ fn a_wrong_or_missing_key_is_refused_before_anything_is_written() {
 fn a_newer_version_is_refused_and_says_so() {
     let room = Room::new();
     let format = fs::read_to_string(room.path("t/format")).unwrap();
-    let line = format.lines().next().unwrap().replace("\"tapline-backup\":1", "\"tapline-backup\":2");
+    let line = format.lines().next().unwrap().replace("\"tapline-backup\":2", "\"tapline-backup\":3");
     let digest = blake3::hash(line.as_bytes()).to_hex();
     fs::write(room.path("t/format"), format!("{line}\n{digest}\n-\n")).unwrap();
     room.run(&["list", "t"]).failed(4, "version 2");

@@ -89,7 +89,8 @@ fn check_expected(maps: &[ChangeMap], expected: &[ExpectedMap]) -> Result<(), Fa
     Ok(())
 }
 
-fn why_unexpected(map: &ChangeMap, expected: &ExpectedMap) -> Option<String> {
+/// Returns why a map is not the one that a daemon has recorded, or does not name all changes of its interval.
+pub fn why_unexpected(map: &ChangeMap, expected: &ExpectedMap) -> Option<String> {
     if hex(&map.id()) != expected.map {
         return Some(format!("its file has map {}", hex(&map.id())));
     }

@@ -79,6 +79,7 @@ pub fn vdi(number: u128, name: &str) -> Vdi {
         retention: None,
         retention_problem: None,
         scheduled: false,
+        for_backup: false,
         cbt: None,
         snapshot_time: None,
         state: VdiState::Ready,

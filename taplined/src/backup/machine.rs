@@ -8,7 +8,7 @@
 use std::collections::HashSet;
 use std::ffi::OsString;
 
-use api::{About, BackupTarget, ObjectKind, Problem, Task, Transfer, Vdi, Vm, VmBackup, VmSnapshot, VmSnapshotCreate};
+use api::{About, BackupTarget, ObjectKind, Problem, Task, Transfer, Vdi, Vm, VmBackup, VmSnapshot};
 use repo::catalogue::NewTask;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
@@ -96,8 +96,7 @@ async fn take(daemon: &Daemon, vm: &Vm, snapshot: Uuid, context: &mut Context) -
     context.step("snapshot", true).await?;
     fault::point(VERB, "snapshot", false);
     let description = "read by a backup, and destroyed after it".parse().unwrap_or_default();
-    let asked = VmSnapshotCreate { uuid: Some(snapshot), name: None, description };
-    let begun = vm::snapshot(daemon, vm.uuid, asked).await?;
+    let begun = vm::backup_snapshot(daemon, vm.uuid, snapshot, description).await?;
     context.part(daemon, &begun).await?;
     fault::point(VERB, "snapshot", true);
     context.check()?;

@@ -48,7 +48,7 @@ pub async fn restore_vm(daemon: &Daemon, from: Uuid, asked: VmRestore) -> Result
             .field("backup")
             .advise("restore the disk: tapline vdi restore; then create a machine with it"));
     };
-    let backups = backups_of(daemon, &from, &shown, machine.moment).await?;
+    let backups = backups_of(daemon, &from, &shown, &machine).await?;
     let takes = backups.values().map(Shown::takes).fold(0, u64::saturating_add);
     daemon.srs.room(sr.uuid, takes).await?;
     let chosen = asked.uuid;
@@ -71,15 +71,17 @@ async fn backups_of(
     daemon: &Daemon,
     from: &BackupTarget,
     shown: &Shown,
-    moment: Uuid,
+    machine: &Machine,
 ) -> Result<HashMap<Uuid, Shown>, Problem> {
     let all = target::backups_on(daemon, from, None).await?;
     let listed = all.iter().find(|backup| backup.id == shown.id).and_then(|backup| backup.moment.as_ref());
     let mut found = HashMap::new();
-    for backup in all.iter().filter(|backup| backup.moment.is_some() && backup.moment.as_ref() == listed) {
+    // The log of a target of version 1 has no moments if an older program has pruned it: then each backup is examined.
+    for backup in all.iter().filter(|backup| backup.moment.as_ref() == listed) {
         let shown = Shown::of(daemon, from, &backup.id).await?;
         let properties = shown.properties();
-        if let (Some(vdi), Some(true)) = (properties.vdi, properties.machine.map(|machine| machine.moment == moment)) {
+        let is_part = |of: Machine| of.moment == machine.moment;
+        if let (Some(vdi), Some(true)) = (properties.vdi, properties.machine.map(is_part)) {
             found.insert(vdi, shown);
         }
     }

@@ -198,11 +198,14 @@ pub async fn keep_as_bases(
     Ok(kept.await?.into_iter().map(|snapshot| Temporary::recorded(daemon, snapshot)).collect())
 }
 
-/// Destroys bases of which no backup can make use any more, in the background: their disk, its tracking or the target
-/// is gone.
+/// Destroys what no backup can make use of any more, in the background: bases whose disk, its tracking or the target is
+/// gone, and snapshots for backups of which there is no record.
 pub async fn sweep(daemon: &Daemon) {
     let swept = async {
-        if daemon.catalogue.read(|view| view.useless_backup_bases()).await?.is_empty() {
+        let is_clean = |view: &repo::View<'_>| {
+            Ok(view.useless_backup_bases()?.is_empty() && view.stray_backup_snapshots()?.is_empty())
+        };
+        if daemon.catalogue.read(is_clean).await? {
             return Ok(());
         }
         for snapshot in drop_useless(daemon).await? {
@@ -211,14 +214,17 @@ pub async fn sweep(daemon: &Daemon) {
         Ok(())
     };
     let swept: Result<(), Problem> = swept.await;
-    swept.unwrap_or_else(|problem| tracing::warn!("bases of backups that are of no use stay for now: {problem}"));
+    swept.unwrap_or_else(|problem| tracing::warn!("snapshots of backups that are of no use stay for now: {problem}"));
 }
 
-/// Records that such bases are to be destroyed; returns them.
+/// Records that they are to be destroyed; returns them.
 async fn drop_useless(daemon: &Daemon) -> Result<Vec<Uuid>, Problem> {
     let dropped = daemon.catalogue.write(|tx| {
-        let useless = tx.useless_backup_bases()?;
+        let mut useless = tx.useless_backup_bases()?;
         useless.iter().try_for_each(|snapshot| tx.drop_backup_base(*snapshot))?;
+        let stray = tx.stray_backup_snapshots()?;
+        stray.iter().try_for_each(|snapshot| tx.add_backup_snapshot(*snapshot, None))?;
+        useless.extend(stray);
         Ok(useless)
     });
     dropped.await

@@ -14,7 +14,7 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use api::{BackupBase, BackupId, BackupTarget, Code, DiskBackup, Problem, Task, Transfer, Vdi, VdiBackup, VdiSnapshot};
+use api::{BackupBase, BackupId, BackupTarget, Code, DiskBackup, Problem, Task, Transfer, Vdi, VdiBackup};
 use jiff::Timestamp;
 use repo::catalogue::NewTask;
 use serde::Deserialize;
@@ -149,9 +149,7 @@ async fn take(daemon: &Daemon, vdi: &Vdi, snapshot: Uuid, context: &mut Context)
     context.step("snapshot", true).await?;
     fault::point(VERB, "snapshot", false);
     let description = "read by a backup, and destroyed after it".parse();
-    let asked =
-        VdiSnapshot { uuid: Some(snapshot), description: description.unwrap_or_default(), ..VdiSnapshot::default() };
-    let begun = begin::snapshot(daemon, vdi.uuid, asked).await?;
+    let begun = begin::backup_snapshot(daemon, vdi.uuid, snapshot, description.unwrap_or_default()).await?;
     context.part(daemon, &begun).await?;
     fault::point(VERB, "snapshot", true);
     context.check()

@@ -25,6 +25,11 @@ pub fn read(image: &File) -> Result<Option<Mark>, Problem> {
     }
 }
 
+/// The mark of an image; `None` also if it is that of another file, of which this one is a copy.
+pub fn own(image: &File) -> Result<Option<Mark>, Problem> {
+    Ok(read(image)?.filter(|found| id_of(image).is_ok_and(|id| id == found.file)))
+}
+
 /// Marks an image.
 pub fn set(image: &File, mark: &Mark) -> Result<(), Problem> {
     let set = rustix::fs::fsetxattr(image, MARK, mark.to_string().as_bytes(), XattrFlags::empty());

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use api::{Code, Problem};
 use control::redo_name;
-use repo::driver::{Directory, is_used};
+use repo::driver::{Directory, end_map, is_used};
 
 use super::control::PassedFile;
 use crate::config::Config;
@@ -89,8 +89,13 @@ impl RedoLogs {
             if is_used(&file) {
                 continue;
             }
+            let has_changes = found.len() > 0;
+            if has_changes {
+                // Only the log shows that the image was written to since; so its map is not trusted any more.
+                end_map(&file).map_err(|errno| tried(errno.into()))?;
+            }
             std::fs::remove_file(&log).map_err(tried)?;
-            if found.len() > 0 {
+            if has_changes {
                 removed.push(entry.name);
             }
         }
@@ -118,6 +123,7 @@ impl RedoLogs {
 #[cfg(test)]
 mod test {
     use super::*;
+    use crate::disk::mark;
 
     fn bed() -> (tempfile::TempDir, RedoLogs, PathBuf) {
         let room = tempfile::tempdir().unwrap();
@@ -134,6 +140,21 @@ mod test {
         let first = logs.to_pass(&path, true, &image).unwrap();
         assert_eq!((first.len(), first[0].write), (1, true));
         assert_eq!(logs.to_pass(&path, true, &image).unwrap()[0].path, first[0].path);
+    }
+
+    #[test]
+    fn an_image_that_another_host_may_have_written_to_has_no_mark() {
+        let (room, logs, path) = bed();
+        let image = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let Ok(_) = mark::set_new(&image, uuid::Uuid::new_v4()) else { return };
+        let log = logs.to_pass(&path, true, &image).unwrap().remove(0);
+        let directory = Directory::open(&room.path().to_str().unwrap().parse().unwrap()).unwrap();
+        assert!(logs.remove_void(&directory).unwrap().is_empty(), "an empty one");
+        assert!(mark::read(&image).unwrap().is_some());
+        let log = OpenOptions::new().create_new(true).write(true).open(log.path).unwrap();
+        log.set_len(4096).unwrap();
+        assert_eq!(logs.remove_void(&directory).unwrap(), ["image"]);
+        assert!(mark::read(&image).unwrap().is_none());
     }
 
     #[test]

@@ -189,6 +189,7 @@ pub async fn state(
         own,
         at: Timestamp::now(),
         scheduled: false,
+        for_backup: false,
     };
     Ok((state, want))
 }
@@ -222,6 +223,22 @@ pub async fn snapshot(daemon: &Daemon, uuid: Uuid, asked: VdiSnapshot) -> Result
         hold_state(&job.0, task, tx, "snapshot")
     };
     daemon.tasks.start_job(daemon, Branch::<false>(state), held).await
+}
+
+/// Starts a `vdi-snapshot` task for a backup, which has recorded the UUID of the snapshot.
+pub async fn backup_snapshot(
+    daemon: &Daemon,
+    uuid: Uuid,
+    chosen: Uuid,
+    description: api::Description,
+) -> Result<Task, Problem> {
+    let words = (description, Labels::default());
+    let (state, _want) = state(daemon, uuid, Some(chosen), None, words, false).await?;
+    let held = move |job: &Branch<false>, task, tx: &mut Tx<'_>| {
+        tx.take_backup_uuid(chosen, task)?;
+        hold_state(&job.0, task, tx, "snapshot")
+    };
+    daemon.tasks.start_job(daemon, Branch::<false>(KeptState { for_backup: true, ..state }), held).await
 }
 
 /// Starts a `vdi-snapshot` task for the schedule of the VDI, due at this time.
@@ -307,8 +324,22 @@ pub async fn merge(daemon: &Daemon, uuid: Uuid) -> Result<Task, Problem> {
 /// Starts a `vdi-destroy` task.
 pub async fn destroy(daemon: &Daemon, uuid: Uuid) -> Result<Task, Problem> {
     let (job, _want) = plan_destroy(daemon, uuid).await?;
-    let held = |job: &Destroy, task, tx: &mut Tx<'_>| hold(tx, job.vdi, task, None);
-    daemon.tasks.start_job(daemon, job, held).await
+    daemon.tasks.start_job(daemon, job, hold_destroy).await
+}
+
+/// Reserves a VDI that is to be destroyed as it was when that was planned.
+pub fn hold_destroy(job: &Destroy, task: Uuid, tx: &mut Tx<'_>) -> Result<(), Problem> {
+    let vdi = tx.vdi(job.vdi)?;
+    if tx.vdi_image(job.vdi)? != job.image || maps_of(&vdi) != job.maps {
+        return Err(just_changed(job.vdi));
+    }
+    hold(tx, job.vdi, task, None)
+}
+
+/// The maps of changed blocks that go with a VDI.
+fn maps_of(vdi: &Vdi) -> Vec<Uuid> {
+    let Some(cbt) = &vdi.cbt else { return Vec::new() };
+    cbt.maps.iter().map(|map| map.uuid).chain(cbt.unneeded.iter().copied()).collect()
 }
 
 /// Like [`destroy`], for a snapshot taken by the schedule of its VDI, unless a user has since pinned it.
@@ -316,7 +347,7 @@ pub async fn destroy_scheduled(daemon: &Daemon, uuid: Uuid) -> Result<Task, Prob
     let (job, _want) = plan_destroy(daemon, uuid).await?;
     let held = |job: &Destroy, task, tx: &mut Tx<'_>| {
         must_be_scheduled(true, tx.vdi(job.vdi)?.scheduled, "VDI", job.vdi)?;
-        hold(tx, job.vdi, task, None)
+        hold_destroy(job, task, tx)
     };
     daemon.tasks.start_job(daemon, job, held).await
 }
@@ -333,8 +364,7 @@ pub fn must_be_scheduled(wanted: bool, is: bool, noun: &str, uuid: Uuid) -> Resu
 pub async fn plan_destroy(daemon: &Daemon, uuid: Uuid) -> Result<(Destroy, Want), Problem> {
     let (vdi, sr, image, want) = find(daemon, uuid).await?;
     must_be_destroyable(daemon, &vdi, &sr).await?;
-    let maps = vdi.cbt.map(|cbt| cbt.maps.iter().map(|map| map.uuid).chain(cbt.unneeded).collect());
-    Ok((Destroy { vdi: vdi.uuid, sr: sr.uuid, image, maps: maps.unwrap_or_default() }, want))
+    Ok((Destroy { vdi: vdi.uuid, sr: sr.uuid, image, maps: maps_of(&vdi) }, want))
 }
 
 /// What `vdi-destroy` would remove. Running operations are not affected.

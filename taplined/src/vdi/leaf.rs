@@ -11,10 +11,11 @@
 //! the leaf.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
-use api::{ImageFormat, Mode, Problem, map_file};
+use api::{Code, ImageFormat, Mode, Problem, map_file};
 use control::ask::{self, Method};
-use control::tracking::NewMap;
+use control::tracking::{ExpectedMap, ExpectedMaps, NewMap, Proof};
 use jiff::Timestamp;
 use repo::catalogue::Image;
 use serde::de::IgnoredAny;
@@ -28,8 +29,7 @@ use super::{Chain, chain, file_name};
 use crate::daemon::Daemon;
 use crate::disk::control::PassedFile;
 use crate::disk::handing::Handing;
-use crate::disk::live;
-use crate::disk::names;
+use crate::disk::{live, mark, names};
 use crate::task::blocking;
 
 /// The data to create a leaf, and to find out whether it was created.
@@ -51,6 +51,9 @@ pub struct Leaf {
     #[serde(default)]
     pub map: Option<Uuid>,
 }
+
+/// The pauses in which a process may seal a map itself.
+const SEALING_MS: [u64; 6] = [2, 10, 50, 100, 400, 1600];
 
 /// A new map and its file.
 type PassedMap = (NewMap, PassedFile);
@@ -160,6 +163,30 @@ impl Leaf {
         tx.set_vdi_image(self.vdi, image.uuid)
     }
 
+    /// Seals the map of the interval that has ended with the leaf below; then the mark of that image goes, which is the
+    /// proof of a map that is not sealed, and would be that of an older copy. A process that serves the disk seals the
+    /// map itself, when the last request from before has ended. If neither succeeds, the map is trusted by the mark.
+    pub async fn seal(&self, daemon: &Daemon) -> Result<(), Problem> {
+        let (Some(new), vdi, image) = (self.map, self.vdi, self.below) else { return Ok(()) };
+        let found = daemon.catalogue.read(move |view| {
+            let (Some(vdi), Some(image)) = (view.find_vdi(vdi)?, view.find_image(image)?) else { return Ok(None) };
+            let maps = vdi.cbt.map(|cbt| cbt.maps).unwrap_or_default();
+            Ok(maps.iter().find(|map| map.uuid == new).and_then(|map| map.continues).zip(Some(image.file)))
+        });
+        let Some((ended, file)) = found.await? else { return Ok(()) };
+        for pause in SEALING_MS {
+            match seal(daemon, self.sr, &file, ended).await {
+                Err(problem) if problem.code == Code::InUse => tokio::time::sleep(Duration::from_millis(pause)).await,
+                Err(problem) => {
+                    tracing::warn!(%vdi, map = %ended, "the map of an ended interval is not sealed: {problem}");
+                    break;
+                }
+                Ok(()) => break,
+            }
+        }
+        Ok(())
+    }
+
     fn record_map(&self, tx: &mut repo::Tx<'_>) -> Result<(), Problem> {
         if tx.vdi(self.vdi)?.cbt.is_none() {
             return Ok(());
@@ -209,7 +236,7 @@ impl Leaf {
         let image = match self.described(daemon).await {
             Ok((image, _)) => image,
             // The file does not even exist.
-            Err(problem) if problem.code == api::Code::NotFound => return Ok(false),
+            Err(problem) if problem.code == Code::NotFound => return Ok(false),
             Err(problem) => return Err(problem),
         };
         chain.images.insert(0, image);
@@ -221,4 +248,24 @@ impl Leaf {
             }
         }
     }
+}
+
+/// Has a map sealed that the mark of this image names; the image then loses the mark, durably.
+async fn seal(daemon: &Daemon, sr: Uuid, file: &str, map: Uuid) -> Result<(), Problem> {
+    let (directory, file) = (daemon.srs.directory(sr).await?, file.to_owned());
+    let opened = blocking("open a map of changed blocks", move || {
+        let image = directory.open_marked(&file, false)?;
+        let Some(found) = mark::own(&image)?.filter(|found| found.map == mark::digits(map)) else { return Ok(None) };
+        let (state, path) = (mark::state(&image)?, directory.path().join(map_file(map)));
+        let mut handing = Handing::default();
+        handing.plain(&path, true, directory.open_marked(&map_file(map), true)?);
+        let expected = ExpectedMap { map: mark::digits(map), continues: None, proof: Proof::Image(found, state) };
+        let expected = serde_json::to_string(&ExpectedMaps(vec![expected]));
+        let expected = expected.map_err(|error| Problem::failed("seal a map of changed blocks", error))?;
+        Ok(Some((image, handing, vec!["seal".into(), path.into(), "--expect".into(), expected.into()])))
+    });
+    // It was sealed before.
+    let Some((image, handing, words)) = opened.await? else { return Ok(()) };
+    let IgnoredAny = daemon.tool.image(words, handing).await?;
+    blocking("end the mark of an image", move || mark::end(&image)).await
 }

@@ -7,6 +7,8 @@
 //!    process has it ([`Leaf::settle`](super::leaf::Leaf::settle)).
 //! 2. `file`: the new VDI's file, if it has one of its own. *If killed:* it is removed.
 //! 3. `record`: everything is in the catalogue, in one commit.
+//! 4. `seal`: the map of changed blocks whose interval has ended is sealed
+//!    ([`Leaf::seal`](super::leaf::Leaf::seal)). *If killed:* repeated.
 
 use api::{About, Description, ImageFormat, Labels, Name, Problem};
 use control::ask::{self, Method};
@@ -57,6 +59,9 @@ pub struct KeptState {
     pub at: Timestamp,
     /// Whether the VDI's schedule takes it.
     pub scheduled: bool,
+    /// Whether it is taken for a backup.
+    #[serde(default)]
+    pub for_backup: bool,
 }
 
 /// The file of a new VDI.
@@ -100,6 +105,15 @@ impl KeptState {
                 let (state, images) = (self.clone(), self.described(daemon).await?);
                 daemon.catalogue.write(move |tx| state.record_in(tx, &images, snapshot)).await
             }
+            BranchStep::Seal => self.seal(daemon).await,
+        }
+    }
+
+    /// Seals the map of changed blocks whose interval has ended, once the state is recorded.
+    pub async fn seal(&self, daemon: &Daemon) -> Result<(), Problem> {
+        match &self.leaf {
+            Some(leaf) => leaf.seal(daemon).await,
+            None => Ok(()),
         }
     }
 
@@ -158,6 +172,7 @@ impl KeptState {
             read_only: snapshot,
             snapshot: snapshot.then_some((self.of, Some(self.at))),
             scheduled: self.scheduled,
+            for_backup: self.for_backup,
             logical_block_size: tx.vdi(self.of)?.logical_block_size,
         };
         if let Some((leaf, measured)) = &images.leaf {
@@ -198,7 +213,7 @@ impl KeptState {
 
 declare_steps!(
     /// The steps of `vdi-snapshot` and `vdi-clone`.
-    BranchStep { Leaf = "leaf", File = "file", Record = "record" }
+    BranchStep { Leaf = "leaf", File = "file", Record = "record", Seal = "seal" }
 );
 
 impl<const WRITABLE: bool> Job for Branch<WRITABLE> {

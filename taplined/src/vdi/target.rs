@@ -63,6 +63,7 @@ impl Target {
             read_only: false,
             snapshot: None,
             scheduled: false,
+            for_backup: false,
             logical_block_size: Some(self.logical_block_size),
         };
         record_once(tx, image, Some(&vdi))

@@ -4,7 +4,8 @@
 //! 1. `disks`: the clones' images, with the guest paused if it writes to the disks ([`super::moment`]). *If killed:*
 //!    they are rolled back, and the guest runs again.
 //! 2. `record`: the clones, the VM and its VBDs are in the catalogue, in one commit. *If killed before:* as above.
-//!    *After:* done.
+//!    *After:* see 3.
+//! 3. `seal`: the maps of changed blocks whose intervals have ended are sealed. *If killed:* repeated.
 
 use std::collections::HashMap;
 
@@ -151,7 +152,7 @@ fn vbd(vm: &Vm, disk: &VmSnapshotDisk, vdi: Uuid) -> Vbd {
 
 declare_steps!(
     /// The steps of `vm-clone`.
-    CloneStep { Disks = "disks", Record = "record" }
+    CloneStep { Disks = "disks", Record = "record", Seal = "seal" }
 );
 
 impl Job for Clone {
@@ -175,6 +176,7 @@ impl Job for Clone {
         match step {
             CloneStep::Disks => self.moment.keep(daemon, Self::VERB).await,
             CloneStep::Record => self.record(daemon).await,
+            CloneStep::Seal => self.moment.seal(daemon).await,
         }
     }
 

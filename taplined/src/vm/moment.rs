@@ -164,6 +164,14 @@ impl Moment {
         kept
     }
 
+    /// Seals the maps of changed blocks whose intervals have ended, once the states are recorded.
+    pub async fn seal(&self, daemon: &Daemon) -> Result<(), Problem> {
+        for state in &self.disks {
+            state.seal(daemon).await?;
+        }
+        Ok(())
+    }
+
     /// Resumes the guest, if it is still paused for this.
     async fn resume(&self, daemon: &Daemon) -> Result<(), Problem> {
         let (vm, id) = (self.vm, self.id);

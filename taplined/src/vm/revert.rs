@@ -106,7 +106,7 @@ async fn begin_to_destroy(daemon: &Daemon, vm: Uuid, snapshot: Uuid, scheduled: 
     let held = move |job: &DestroySnapshot, task, tx: &mut repo::Tx<'_>| {
         let known = tx.vm_snapshot(job.vm, job.snapshot)?;
         begin::must_be_scheduled(scheduled, known.scheduled, "snapshot", job.snapshot)?;
-        job.disks.iter().try_for_each(|disk| vdi::hold(tx, disk.vdi, task, None))
+        job.disks.iter().try_for_each(|disk| begin::hold_destroy(disk, task, tx))
     };
     daemon.tasks.start_job(daemon, job, held).await
 }

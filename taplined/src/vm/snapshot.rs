@@ -3,7 +3,8 @@
 //! 1. `disks`: their states are kept, with the guest paused ([`super::moment`]). *If killed:* they are rolled back,
 //!    and the guest runs again.
 //! 2. `record`: the disks' snapshots and that of the VM are in the catalogue, in one commit. *If killed before:* as
-//!    above. *After:* done.
+//!    above. *After:* see 3.
+//! 3. `seal`: the maps of changed blocks whose intervals have ended are sealed. *If killed:* repeated.
 
 use api::{
     About, Code, Description, Mode, Name, ObjectKind, Problem, Task, Vbd, Vm, VmHardware, VmSnapshot, VmSnapshotCreate,
@@ -54,12 +55,26 @@ pub fn disk_of(vbd: &Vbd, snapshot: Option<Uuid>) -> VmSnapshotDisk {
 
 /// Starts a `vm-snapshot` task.
 pub async fn snapshot(daemon: &Daemon, vm: Uuid, asked: VmSnapshotCreate) -> Result<Task, Problem> {
-    begin(daemon, vm, asked, Timestamp::now(), false).await
+    begin(daemon, vm, asked, Timestamp::now(), Purpose::User).await
+}
+
+/// Starts a `vm-snapshot` task for a backup, which has recorded the UUID `id` of the snapshot.
+pub async fn backup_snapshot(daemon: &Daemon, vm: Uuid, id: Uuid, description: Description) -> Result<Task, Problem> {
+    let asked = VmSnapshotCreate { uuid: Some(id), name: None, description };
+    begin(daemon, vm, asked, Timestamp::now(), Purpose::Backup).await
 }
 
 /// Starts a `vm-snapshot` task for the schedule of the VM, due at this time.
 pub async fn scheduled_snapshot(daemon: &Daemon, vm: Uuid, at: Timestamp) -> Result<Task, Problem> {
-    begin(daemon, vm, VmSnapshotCreate::default(), at, true).await
+    begin(daemon, vm, VmSnapshotCreate::default(), at, Purpose::Schedule).await
+}
+
+/// The one that a snapshot is taken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    User,
+    Schedule,
+    Backup,
 }
 
 async fn begin(
@@ -67,7 +82,7 @@ async fn begin(
     vm: Uuid,
     asked: VmSnapshotCreate,
     at: Timestamp,
-    scheduled: bool,
+    purpose: Purpose,
 ) -> Result<Task, Problem> {
     let found = Found::of(daemon, vm).await?;
     let chosen = asked.uuid;
@@ -76,7 +91,8 @@ async fn begin(
         let what = format!("VM {vm} has no disk that its guest may write, so there is nothing to keep");
         return Err(Problem::new(Code::State, what).advise("give it a disk first: tapline vdi attach"));
     }
-    let (states, _wants) = states(daemon, &writable, at, false).await?;
+    let (mut states, _wants) = states(daemon, &writable, at, false).await?;
+    states.iter_mut().for_each(|state| state.for_backup = purpose == Purpose::Backup);
     let hold = found.must_be_held(daemon, &states).await?;
     let snapshot_of = |vbd: &Vbd| states.iter().find(|state| state.of == vbd.vdi).map(|state| state.vdi);
     let disks = found.vbds.iter().map(|vbd| match vbd.mode {
@@ -90,12 +106,15 @@ async fn begin(
         description: asked.description,
         at,
         hardware: hardware_of(&found.vm),
-        scheduled,
+        scheduled: purpose == Purpose::Schedule,
     };
     let id = job.moment.id;
     found.keep(daemon, id);
     let begun = daemon.tasks.start_job(daemon, job, move |job, task, tx| {
-        chosen.map_or(Ok(()), |uuid| tx.take_uuid(uuid, task))?;
+        match chosen {
+            Some(uuid) if purpose == Purpose::Backup => tx.take_backup_uuid(uuid, task)?,
+            chosen => chosen.map_or(Ok(()), |uuid| tx.take_uuid(uuid, task))?,
+        }
         let vdis: Vec<Uuid> = job.moment.disks.iter().map(|state| state.vdi).collect();
         tx.note_backup_disks(job.moment.id, &vdis)?;
         if let Some(name) = &job.name {
@@ -108,7 +127,7 @@ async fn begin(
 
 declare_steps!(
     /// The steps of `vm-snapshot`.
-    SnapshotStep { Disks = "disks", Record = "record" }
+    SnapshotStep { Disks = "disks", Record = "record", Seal = "seal" }
 );
 
 impl Job for Snapshot {
@@ -131,6 +150,7 @@ impl Job for Snapshot {
         match step {
             SnapshotStep::Disks => self.moment.keep(daemon, Self::VERB).await,
             SnapshotStep::Record => self.record(daemon).await,
+            SnapshotStep::Seal => self.moment.seal(daemon).await,
         }
     }
 

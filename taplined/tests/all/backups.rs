@@ -302,6 +302,49 @@ fn a_daemon_that_is_killed_leaves_no_snapshot_and_no_part_of_a_backup() {
     room.holds(&restored, &["read -P 1 0 4M", "read -P 0 4M 60M"]);
 }
 
+/// Another catalogue has no record of what the backups of the one before needed.
+#[test]
+fn a_catalogue_that_is_rebuilt_destroys_the_snapshots_of_backups_of_the_one_before() {
+    let mut room = Room::new();
+    room.daemon.done(room.daemon.post(&format!("/vdis/{}/cbt-enable", room.vdi), json!({})));
+    room.write(&["write -P 1 0 4M"]);
+    let kept: Value = room.daemon.done(room.daemon.post(&format!("/vdis/{}/snapshot", room.vdi), json!({})));
+    for at in ["copy", "base:after"] {
+        room.daemon.restart_with(&[(ABORT_AT, &format!("vdi-backup:{at}"))]);
+        room.daemon.post_and_die(&format!("/vdis/{}/backup", room.vdi), json!({ "target": room.target }));
+        fs::remove_dir_all(room.daemon.room().join("state")).unwrap();
+        let directory = room.daemon.room().join("disks");
+        let rebuilt = room.daemon.command(&["--rebuild", directory.to_str().unwrap()]);
+        assert_eq!(rebuilt.0, 0, "{at}: {rebuilt:?}");
+        room.daemon.restart();
+        room.only(2);
+        assert_eq!(room.daemon.get(&format!("/vdis/{}", kept["uuid"].as_str().unwrap())).0, 200, "{at}");
+        room.target = register(&room.daemon, &json!(room.daemon.room().join("key")));
+    }
+    room.back_up();
+}
+
+/// What is created under it would be destroyed.
+#[test]
+fn nothing_can_have_the_identity_of_a_snapshot_that_is_still_to_be_destroyed() {
+    let room = Room::new();
+    let stopped = room.stop_at_key();
+    let (task, _) = room.begin_and_stop(&stopped);
+    let snapshot: String =
+        room.daemon.catalogue().query_row("SELECT snapshot FROM backup_snapshot", [], |row| row.get(0)).unwrap();
+    let asked = json!({ "sr": room.sr, "name": "mine", "size": SIZE, "uuid": snapshot });
+    assert_eq!(room.daemon.post("/vdis", asked.clone()).0, 409);
+    stopped.let_go();
+    stopped.replace();
+    room.daemon.done((202, task));
+    room.daemon
+        .catalogue()
+        .execute("INSERT INTO backup_snapshot (snapshot, vm) VALUES (?1, NULL)", [&snapshot])
+        .unwrap();
+    let (status, refused) = room.daemon.post("/vdis", asked);
+    assert_eq!((status, refused["code"].as_str()), (409, Some("exists")), "{refused}");
+}
+
 #[test]
 fn a_backup_that_is_killed_or_cancelled_while_it_copies_leaves_nothing() {
     let mut room = Room::new();

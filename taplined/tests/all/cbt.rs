@@ -387,6 +387,60 @@ fn a_revert_ends_the_map_and_snapshots_of_a_halted_disk_do_not() {
     bed.nothing_is_left();
 }
 
+/// A copy of a map that was made while its disk was served has the same session as the map.
+#[test]
+fn an_older_copy_of_the_map_of_an_ended_interval_is_refused() {
+    let bed = bed("qcow2", "");
+    let first = bed.snapshot();
+    bed.write(&[1], 2);
+    let map = bed.map_path(&bed.map());
+    let copy = map.with_extension("copy");
+    copy_with_attributes(&map, &copy);
+    bed.write(&[2], 3);
+    let second = bed.snapshot();
+    assert!(bed.changed(&first, &second).contains(&2));
+    fs::rename(&copy, &map).unwrap();
+    assert!(bed.refused(&first, &second).contains("nothing shows that its file is not an older copy"));
+    // One whose interval ends while it is not plugged.
+    bed.write(&[3], 4);
+    let map = bed.map_path(&bed.map());
+    copy_with_attributes(&map, &copy);
+    bed.write(&[4], 5);
+    unplug(&bed.daemon, &bed.vbd);
+    let third = bed.snapshot();
+    assert!(bed.changed(&second, &third).contains(&4));
+    fs::rename(&copy, &map).unwrap();
+    assert!(bed.refused(&second, &third).contains("nothing shows that its file is not an older copy"));
+}
+
+/// The mark in its image is gone with the image.
+#[test]
+fn the_map_of_a_snapshot_of_a_halted_disk_outlives_its_data() {
+    let bed = bed("qcow2", "");
+    bed.write(&[0], 1);
+    let first = bed.snapshot();
+    bed.write(&[1], 2);
+    unplug(&bed.daemon, &bed.vbd);
+    let second = bed.snapshot();
+    bed.verb(&second, "data-destroy");
+    assert!(bed.changed(&first, &bed.vdi).contains(&1));
+    let third = bed.snapshot();
+    bed.destroy(&third);
+    plug(&bed.daemon, &bed.vbd);
+    bed.write(&[2], 3);
+    let fourth = bed.snapshot();
+    assert_eq!(bed.changed(&second, &fourth), BTreeSet::from([2]));
+    assert_eq!(bed.changed(&first, &fourth), BTreeSet::from([1, 2]));
+    // A clone ends an interval, too, and leaves no image that has its mark.
+    unplug(&bed.daemon, &bed.vbd);
+    bed.verb(&bed.vdi, "clone");
+    plug(&bed.daemon, &bed.vbd);
+    bed.write(&[3], 4);
+    let fifth = bed.snapshot();
+    assert_eq!(bed.changed(&second, &fifth), BTreeSet::from([2, 3]));
+    bed.nothing_is_left();
+}
+
 #[test]
 fn the_daemon_may_die_at_each_step() {
     for at in [
@@ -398,6 +452,7 @@ fn the_daemon_may_die_at_each_step() {
         "vdi-cbt-disable:remove:after",
         "vdi-snapshot:leaf:after",
         "vdi-snapshot:record:after",
+        "vdi-snapshot:seal:after",
     ] {
         let mut bed = bed("qcow2", "");
         if at.starts_with("vdi-cbt-enable") {

@@ -144,7 +144,7 @@ fn a_paused_guest_stays_paused() {
 }
 
 /// Points at which the daemon dies, whether the guest is paused then, and whether the snapshot exists afterwards.
-const POINTS: [(&str, bool, bool); 9] = [
+const POINTS: [(&str, bool, bool); 11] = [
     ("disks", false, false),
     ("pause:after", true, false),
     ("first:after", true, false),
@@ -154,6 +154,8 @@ const POINTS: [(&str, bool, bool); 9] = [
     ("undo", false, false),
     ("record", false, true),
     ("record:after", false, true),
+    ("seal", false, true),
+    ("seal:after", false, true),
 ];
 
 #[test]
@@ -307,7 +309,7 @@ fn a_clone_has_the_hardware_and_the_disks_of_the_vm_or_of_a_snapshot() {
 fn reverts_clones_and_destructions_are_done_or_undone_after_a_kill() {
     let jobs: [(&str, &[&str], &str); 3] = [
         ("vm-revert", &["files", "record", "remove"], "record"),
-        ("vm-clone", &["disks", "record"], "record"),
+        ("vm-clone", &["disks", "record", "seal"], "record"),
         ("vm-snapshot-destroy", &["forget", "remove"], "forget"),
     ];
     for (verb, steps, no_return) in jobs {

@@ -69,6 +69,7 @@ fn vdi(n: u128, image: u128, of: Option<u128>) -> NewVdi {
         read_only: of.is_some(),
         snapshot: of.map(|of| (Uuid::from_u128(1000 + of), Some(Timestamp::UNIX_EPOCH))),
         scheduled: false,
+        for_backup: false,
         logical_block_size: None,
     }
 }

@@ -146,6 +146,7 @@ fn add_vdi(tx: &mut Tx<'_>, sr: &Sr, placing: &Placing, image: Uuid, bases: &Has
         read_only: base || is_read_only(fixed, file),
         snapshot: if base { only_above(tx, image, bases)?.map(|of| (of, None)) } else { None },
         scheduled: false,
+        for_backup: false,
         // The file does not record it, but another disk of its chain may have one.
         logical_block_size: Some(tx.block_size_of_relatives(image)?.unwrap_or_default()),
     };

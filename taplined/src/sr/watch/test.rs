@@ -64,6 +64,7 @@ async fn disk(daemon: &Daemon, sr: Uuid) -> (Uuid, Uuid) {
         read_only: false,
         snapshot: None,
         scheduled: false,
+        for_backup: false,
         logical_block_size: None,
     };
     let vbd = Vbd::unplugged(vdi.uuid, Transport::VhostUser);

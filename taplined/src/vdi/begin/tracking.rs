@@ -116,7 +116,7 @@ pub async fn changed(daemon: &Daemon, to: Uuid, from: Uuid, format: ChangesForma
             let marked = image.map(|image| directory.open_marked(&image.file, false)).transpose()?;
             let proof = match last.as_ref().filter(|_| nth + 1 == count) {
                 Some(last) => last.proof(&file, marked.as_ref())?,
-                None => Proof::Sealed(marked.as_ref().map(mark::read).transpose()?.flatten()),
+                None => Proof::Sealed(marked.as_ref().map(mark::own).transpose()?.flatten()),
             };
             let continues = map.continues.map(mark::digits);
             expected.push(ExpectedMap { map: mark::digits(map.uuid), continues, proof });
@@ -185,8 +185,8 @@ impl Last {
             Last::Halted => {
                 let refused = |why| Problem::new(Code::State, why).advise(FULL);
                 let image = image.ok_or_else(|| refused("the image of the VDI is not known"))?;
-                let found = mark::read(image)?.filter(|found| mark::id_of(image).is_ok_and(|id| id == found.file));
-                let found = found.ok_or_else(|| refused("the image of the VDI was written to without recording"))?;
+                let found = mark::own(image)?
+                    .ok_or_else(|| refused("the image of the VDI was written to without recording"))?;
                 Ok(Proof::Image(found, mark::state(image)?))
             }
         }

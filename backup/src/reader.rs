@@ -20,6 +20,9 @@ use crate::writer::Control;
 /// Bytes of the disk that one thread restores at once.
 const WINDOW: u64 = 4 << 20;
 
+/// Pages that are read at most to count the data of a disk: those of 16 GiB by default.
+const COUNTED_PAGES: usize = 256;
+
 /// An opened backup. Several threads may read at the same time.
 pub struct Reader {
     target: Target,
@@ -116,6 +119,19 @@ impl Reader {
             at += len;
         }
         Ok(extents)
+    }
+
+    /// Bytes that a copy without holes takes at most. Of a disk with many pages, each of which is an object to be read,
+    /// only pages without any data count as holes.
+    pub fn data(&self) -> Result<u64, Error> {
+        let len = self.index.record.len;
+        let pages = self.index.pages.iter().filter(|page| **page != Digest::HOLE).count();
+        if pages > COUNTED_PAGES {
+            let pages = u64::try_from(pages).unwrap_or(u64::MAX);
+            return Ok(pages.saturating_mul(self.target.page_span()).min(len));
+        }
+        let extents = self.extents(0..len)?;
+        Ok(extents.iter().filter(|extent| !extent.is_zero).map(|extent| extent.len).sum())
     }
 
     /// The end of the chunk at an offset, or of the page if all of that is a hole; and whether it is a hole.

@@ -1,7 +1,7 @@
 //! `backup list` and `backup show`.
 
 use arguments::backup::{BackupList, BackupOne};
-use backup::{Id, Record};
+use backup::{Id, Reader, Record};
 use control::printable;
 use control::size::readable;
 use serde_json::{Value, json};
@@ -63,6 +63,12 @@ pub fn show(one: &BackupOne) -> Result<Exit, Failure> {
         let mut shown = fields(&record);
         if let Some(shown) = shown.as_object_mut() {
             shown.insert("statistics".to_owned(), json!(cost));
+            // What an incremental backup has not read is in its index only.
+            let data = match record.base {
+                None => record.len.saturating_sub(cost.holes),
+                Some(_) => Reader::open(&target, record.id, 0)?.data()?,
+            };
+            shown.insert("data".to_owned(), json!(data));
             let properties = properties.as_deref().and_then(|text| serde_json::from_str::<Value>(text).ok());
             shown.extend(properties.map(|properties| ("properties".to_owned(), properties)));
         }

@@ -20,7 +20,7 @@ pub fn page<'a>(commands: impl Iterator<Item = &'a clap::Command>) -> String {
         }
     };
     for noun in nouns {
-        let verbs: Vec<_> = noun.get_subcommands().filter(|verb| !verb.is_hide_set()).collect();
+        let verbs: Vec<_> = noun.get_subcommands().collect();
         table(&format!("`{}`", noun.get_bin_name().unwrap_or_default()), &format!("{}.\n\n", about(noun)), &verbs);
     }
     table("Others", "", &alone);

@@ -8,13 +8,14 @@
 use std::collections::HashSet;
 use std::ffi::OsString;
 
-use api::{About, BackupTarget, ObjectKind, Problem, Task, Transfer, Vdi, Vm, VmBackup, VmSnapshot};
+use api::{About, BackupId, BackupTarget, ObjectKind, Problem, Task, Transfer, Vdi, Vm, VmBackup, VmSnapshot};
 use repo::catalogue::NewTask;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::program::At;
+use super::restore::Shown;
 use super::snapshot::Temporary;
 use super::vdi::{Made, Source, keep};
 use super::{Machine, MachineDisk, target};
@@ -127,7 +128,7 @@ async fn copy_all(
         match copied.await {
             Ok(one) => made.push((vdi.uuid, one)),
             Err(problem) => {
-                remove(target, &made).await;
+                remove(daemon, target, &made, vdi, taken).await;
                 return Err(problem);
             }
         }
@@ -195,15 +196,44 @@ async fn sources(daemon: &Daemon, taken: &VmSnapshot) -> Result<Vec<Pair>, Probl
     read.await
 }
 
-/// Removes backups that are of no use without those that have failed. They would do no harm.
-async fn remove(target: &BackupTarget, made: &[(Uuid, Made)]) {
-    if made.is_empty() {
+/// Removes the backups of the disks before, which are of no use without that of `failed`; and its own one, which may have
+/// been published although its process was killed, and then has the same moment.
+async fn remove(daemon: &Daemon, target: &BackupTarget, made: &[(Uuid, Made)], failed: &Vdi, taken: &VmSnapshot) {
+    let mut ids: Vec<BackupId> = made.iter().map(|(_, made)| made.id.clone()).collect();
+    match published(daemon, target, failed.uuid, taken).await {
+        Ok(published) => ids.extend(published),
+        Err(problem) => {
+            tracing::warn!(target = %target.name, "a backup of a part of a machine may stay on the target: {problem}");
+        }
+    }
+    if ids.is_empty() {
         return;
     }
-    let words: Vec<OsString> = made.iter().map(|(_, made)| made.id.to_string().into()).collect();
+    let words: Vec<OsString> = ids.iter().map(|id| id.to_string().into()).collect();
     if let Err(problem) = At::of(target).run::<IgnoredAny>(&["remove"], words, |_| ()).await {
         tracing::warn!(target = %target.name, "backups of a part of a machine stay on the target: {problem}");
     }
+}
+
+/// The backup of a disk that is a part of this snapshot of its machine, if the target has one.
+async fn published(
+    daemon: &Daemon,
+    target: &BackupTarget,
+    disk: Uuid,
+    taken: &VmSnapshot,
+) -> Result<Option<BackupId>, Problem> {
+    let listed = target::backups_on(daemon, target, Some(disk)).await?;
+    for backup in listed.iter().rev().filter(|backup| backup.moment.is_some()) {
+        let shown = Shown::of(daemon, target, &backup.id).await?;
+        if shown.properties().machine.is_some_and(|machine| machine.moment == taken.uuid) {
+            return Ok(Some(shown.id));
+        }
+        // That one was made before, and so were the rest.
+        if backup.time < taken.created {
+            break;
+        }
+    }
+    Ok(None)
 }
 
 #[cfg(test)]

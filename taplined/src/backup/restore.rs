@@ -54,14 +54,10 @@ pub struct Shown {
     /// Its ID, in full.
     pub id: BackupId,
     size: u64,
-    statistics: Statistics,
+    /// Bytes of it that are not holes, at most.
+    data: u64,
     #[serde(default)]
     properties: Value,
-}
-
-#[derive(Debug, Deserialize)]
-struct Statistics {
-    holes: u64,
 }
 
 impl Shown {
@@ -82,7 +78,7 @@ impl Shown {
 
     /// Bytes that a restored disk takes.
     pub fn takes(&self) -> u64 {
-        self.size.saturating_sub(self.statistics.holes).saturating_add(EMPTY)
+        self.data.saturating_add(EMPTY)
     }
 
     /// The disk to restore it to. `block` is the sector size that was requested.

@@ -78,7 +78,7 @@ impl Found {
     /// Whether the guest must be paused for the states of these disks: it runs, and writes to at least two of them.
     pub async fn must_be_held(&self, daemon: &Daemon, disks: &[KeptState]) -> Result<bool, Problem> {
         match self.vm.power {
-            Power::Halted => return Ok(false),
+            Power::Halted => return must_not_be_written(&self.vm, disks).map(|()| false),
             // Whether it runs is determined from its machine.
             Power::Running | Power::Paused => {}
             // Its disks have been refused before.
@@ -100,6 +100,20 @@ impl Found {
     pub fn keep(self, daemon: &Daemon, id: Uuid) {
         daemon.vms.keep(id, self.operation);
     }
+}
+
+/// Refuses the states of several disks that are written through VBDs outside of their machine, which is halted: no guest
+/// can be paused, and a later write to one of them could be kept without an earlier one to another.
+fn must_not_be_written(vm: &Vm, disks: &[KeptState]) -> Result<(), Problem> {
+    let written: Vec<Uuid> = disks.iter().filter_map(|state| state.vbd).collect();
+    let [first, _, ..] = written.as_slice() else { return Ok(()) };
+    let what = format!(
+        "{} disks of VM {} are plugged, and it is halted: others may write to them meanwhile, and their states would \
+         not be of one moment",
+        written.len(),
+        vm.uuid
+    );
+    Err(Problem::new(Code::InUse, what).advise(format!("unplug them first: tapline vbd unplug {first}")))
 }
 
 /// The states of disks to be kept, all with the same time. No merge begins there while the other values exist.

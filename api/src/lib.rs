@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod autostart;
+mod backup_place;
 mod backup_target;
 mod calibration;
 mod cbt;
@@ -38,6 +39,7 @@ mod vm;
 mod vm_snapshot;
 
 pub use autostart::Autostart;
+pub use backup_place::{BackupPlace, Region, S3Access, ServerUrl};
 pub use backup_target::{
     BackupId, BackupMoment, BackupPrune, BackupRemove, BackupTarget, BackupTargetAdd, DiskBackup, VdiBackup,
     VdiRestore, VmBackup, VmRestore,

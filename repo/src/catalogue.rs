@@ -73,20 +73,21 @@ pub use vm_memory::{ADVICE as ADVICE_FOR_SUSPENDED, DiskOfMemory, ImageOfMemory,
 use writer::{Change, State, Writer};
 
 /// The version of the schema, in the file's `user_version`.
-const VERSION: i64 = 22;
+const VERSION: i64 = 23;
 
 /// The version that `schema.sql` creates. Catalogues of earlier versions are refused: Tapline 0.1 is the first release.
 const FIRST: i64 = 17;
 
 /// The first entry creates version [`FIRST`]; each later version adds an entry, which upgrades the schema of the one
 /// before.
-const MIGRATIONS: [&str; 6] = [
+const MIGRATIONS: [&str; 7] = [
     include_str!("catalogue/schema.sql"),
     include_str!("catalogue/schema-18.sql"),
     include_str!("catalogue/schema-19.sql"),
     include_str!("catalogue/schema-20.sql"),
     include_str!("catalogue/schema-21.sql"),
     include_str!("catalogue/schema-22.sql"),
+    include_str!("catalogue/schema-23.sql"),
 ];
 
 /// How long another program that reads the file may lock it.

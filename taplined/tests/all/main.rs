@@ -6,6 +6,7 @@
 mod autostart;
 mod backups;
 mod bridges;
+mod buckets;
 mod calibrate;
 mod cbt;
 mod confine;

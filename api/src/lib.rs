@@ -56,7 +56,7 @@ pub use inventory::{Inventory, InventoryImage, InventoryVdi};
 pub use label::{Labels, OtherConfig, Tag, Tags};
 pub use problem::{Code, Details, KINDS, Kind, Problem};
 pub use requester::Requester;
-pub use retention::Retention;
+pub use retention::{BackupSchedule, Retention};
 pub use seed::{Seed, SeedText};
 pub use share::{DiskShare, SHARE_DEPTH, SHARE_WEIGHT};
 pub use sr::{

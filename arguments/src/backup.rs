@@ -14,10 +14,11 @@ pub const EXAMPLES: &str = include_str!("backup_examples.txt");
 /// daemon are backed up and restored with `tapline vdi backup` and `tapline vdi restore`.
 ///
 /// A TARGET is a directory, such as a mount of NFS or SMB, or s3://BUCKET[/PREFIX], whose server and credentials are in
-/// options, or in AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. A disk is the URI of an NBD export
-/// (nbd+unix:///EXPORT?socket=PATH, nbd://HOST[:PORT]/EXPORT), or an image that no virtual machine uses (FORMAT:PATH).
-/// A backup is named by its ID, or the first 8 or more digits of it. Exit codes: 0 success, 2 the target is damaged, 4
-/// the command failed, 6 no such target or backup, 7 it exists already or is in use, 9 no space, 64 invalid arguments.
+/// options, or in AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. A disk is the URI of an
+/// NBD export (nbd+unix:///EXPORT?socket=PATH, nbd://HOST[:PORT]/EXPORT), or an image that no virtual machine uses
+/// (FORMAT:PATH). A backup is named by its ID, or the first 8 or more digits of it. Exit codes: 0 success, 2 the target
+/// is damaged, 4 the command failed, 6 no such target or backup, 7 it exists already or is in use, 9 no space, 64
+/// invalid arguments.
 #[derive(Debug, Parser)]
 #[command(name = "tapline-backup", version, arg_required_else_help = true, propagate_version = true)]
 pub struct BackupArguments {
@@ -331,6 +332,9 @@ pub struct BackupPrune {
     /// Only list the backups that would be removed
     #[arg(long)]
     pub dry_run: bool,
+    /// The time now (RFC 3339), by the clock of a daemon that has decided by it that the backups are pruned
+    #[arg(long, value_name = "TIME", hide = true)]
+    pub now: Option<String>,
     /// When leftovers are deleted.
     #[command(flatten)]
     pub grace: Grace,

@@ -9,6 +9,7 @@
 mod autostart;
 pub mod backup;
 mod backup_base;
+mod backup_schedule;
 mod backup_target;
 mod cbt;
 mod event;
@@ -51,6 +52,7 @@ use crate::blocking;
 
 pub use autostart::ToStart;
 pub use backup_base::KeptBase;
+pub use backup_schedule::BackupOutcome;
 pub use backup_target::BackupSnapshot;
 pub use event::{EventBus, Past};
 use health::HealthBoard;

@@ -1,7 +1,8 @@
 //! A store in a bucket of S3, or of another server that speaks its protocol: `s3://BUCKET[/PREFIX]`.
 //!
-//! The server and the key come from options, or from the environment as for Amazon's own tools ([`settings`]). Requests, signatures and repeated attempts are those of the crate `object_store`. Knows nothing of what
-//! objects contain.
+//! The server and the key come from options, or from the environment as for Amazon's own tools ([`settings`]).
+//! Requests, signatures and repeated attempts are those of the crate `object_store`. Knows nothing of what objects
+//! contain.
 //!
 //! The contract of [`ObjectStore`], and what it rests on here:
 //!

@@ -75,7 +75,7 @@ pub use memory::forget_file;
 pub use network::{settle_mac, without_mac};
 pub use recover::recover;
 pub use revert::{DestroySnapshot, Revert, destroy_scheduled_snapshot, destroy_snapshot, revert};
-pub use snapshot::{Snapshot, scheduled_snapshot, snapshot};
+pub use snapshot::{Snapshot, scheduled_snapshot, snapshot, snapshot_at};
 pub use start::start;
 pub use stop::{pause, resume, shutdown};
 pub use suspend::{Suspend, discard, suspend};

@@ -28,7 +28,7 @@ const PAGE: usize = 7;
 /// A fault of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It is sound.
+    /// None: it is sound.
     None,
     /// Every third change is carried out and answered with an error.
     LostAnswers,
@@ -98,7 +98,7 @@ impl Bucket {
         Bucket::environment_of(address)
     }
 
-    /// Its address.
+    /// The address of the server.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }

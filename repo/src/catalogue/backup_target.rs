@@ -89,8 +89,9 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Forgets a backup target. What is on it stays.
+    /// Forgets a backup target, unless a schedule backs up to it. What is on it stays.
     pub fn remove_backup_target(&mut self, uuid: Uuid) -> Result<(), Problem> {
+        self.check_target_not_scheduled(uuid)?;
         match self.execute("DELETE FROM backup_target WHERE uuid = ?1", [Id(uuid)])? {
             0 => Err(missing(uuid)),
             _ => Ok(()),

@@ -125,7 +125,7 @@ impl Tx<'_> {
             self.execute(
                 "INSERT INTO vdi VALUES
                  (:uuid, :image, :name, :description, :read_only, :snapshot_of, :snapshot_time, :created, :tags,
-                  :other_config, :retention, :scheduled, :rests, NULL, :logical_block_size, :cbt)
+                  :other_config, :retention, :scheduled, :rests, NULL, :logical_block_size, :cbt, NULL, NULL, NULL)
                  ON CONFLICT (uuid) DO UPDATE SET image = :image, name = :name, description = :description,
                  read_only = :read_only, snapshot_of = :snapshot_of, snapshot_time = :snapshot_time, created = :created,
                  tags = :tags, other_config = :other_config, scheduled = :scheduled,

@@ -19,11 +19,11 @@ const SIZE_MAX: u64 = 64 << 10;
 /// The profile that is read; lines before any profile belong to it.
 const PROFILE: &str = "default";
 
-/// A key.
+/// A key for a server.
 pub struct Credentials {
-    /// The name of the key.
+    /// The name of the key, which is sent.
     pub id: String,
-    /// The key itself.
+    /// The key itself, with which requests are signed.
     pub secret: String,
     /// What goes with a key that ends.
     pub token: Option<String>,

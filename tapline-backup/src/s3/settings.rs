@@ -1,4 +1,4 @@
-//! How a bucket is reached: options, and the environment as for Amazon's own tools (docs/backup.md lists the variables).
+//! How a bucket is reached: options, and the environment as for Amazon's own tools (docs/backup.md lists variables).
 //!
 //! Knows nothing of objects. Invariants: an option takes the place of every variable for the same thing, so a key of a
 //! file is never mixed with a token or a role of the environment; a server is contacted without TLS only if its address

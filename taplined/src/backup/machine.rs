@@ -18,6 +18,7 @@ use super::program::At;
 use super::snapshot::Temporary;
 use super::vdi::{Made, Source, keep};
 use super::{Machine, MachineDisk, target};
+use crate::clock;
 use crate::daemon::Daemon;
 use crate::fault;
 use crate::request;
@@ -106,7 +107,7 @@ async fn take(daemon: &Daemon, vm: &Vm, snapshot: Uuid, context: &mut Context) -
     fault::point(VERB, "snapshot", false);
     let description = "read by a backup, and destroyed after it".parse().unwrap_or_default();
     let asked = VmSnapshotCreate { uuid: Some(snapshot), name: None, description };
-    let begun = vm::snapshot(daemon, vm.uuid, asked).await?;
+    let begun = vm::snapshot_at(daemon, vm.uuid, asked, clock::now().wall).await?;
     context.part(daemon, &begun).await?;
     fault::point(VERB, "snapshot", true);
     context.check()?;

@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use super::identity;
 use super::program::At;
+use crate::clock;
 use crate::daemon::Daemon;
 use crate::request;
 
@@ -190,6 +191,8 @@ pub async fn prune(daemon: &Daemon, target: Uuid, asked: BackupPrune) -> Result<
         given.into_iter().flat_map(|(word, number)| [word.into(), number.to_string().into()]).collect();
     words.extend(vm.into_iter().flat_map(|vm| ["--machine".into(), identity(daemon, vm).into()]));
     words.extend(vdi.into_iter().flat_map(|vdi| ["--disk".into(), identity(daemon, vdi).into()]));
+    // What decided that it is time decides what is from the future.
+    words.extend(["--now".into(), clock::now().wall.to_string().into()]);
     words.extend(grace.into_iter().flat_map(|grace| ["--grace".into(), grace.to_string().into()]));
     let work = Work { verb: "backup-prune", step: "prune", words, result: |_, pruned| Ok(pruned) };
     work.start(daemon, find(daemon, target).await?).await

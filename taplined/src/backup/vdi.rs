@@ -24,6 +24,7 @@ use uuid::Uuid;
 use super::program::At;
 use super::snapshot::{Temporary, keep_as_bases};
 use super::{Machine, Properties, changes, identity, target};
+use crate::clock;
 use crate::daemon::Daemon;
 use crate::fault;
 use crate::reader::Reader;
@@ -161,7 +162,7 @@ async fn take(daemon: &Daemon, vdi: &Vdi, snapshot: Uuid, context: &mut Context)
     let description = "read by a backup, and destroyed after it".parse();
     let asked =
         VdiSnapshot { uuid: Some(snapshot), description: description.unwrap_or_default(), ..VdiSnapshot::default() };
-    let begun = begin::snapshot(daemon, vdi.uuid, asked).await?;
+    let begun = begin::snapshot_at(daemon, vdi.uuid, asked, clock::now().wall).await?;
     context.part(daemon, &begun).await?;
     fault::point(VERB, "snapshot", true);
     context.check()

@@ -214,6 +214,11 @@ pub fn hold_state(state: &KeptState, task: Uuid, tx: &mut Tx<'_>, tried: &str) -
 
 /// Starts a `vdi-snapshot` task.
 pub async fn snapshot(daemon: &Daemon, uuid: Uuid, asked: VdiSnapshot) -> Result<Task, Problem> {
+    snapshot_at(daemon, uuid, asked, Timestamp::now()).await
+}
+
+/// The same with the time now, by the clock of schedules.
+pub async fn snapshot_at(daemon: &Daemon, uuid: Uuid, asked: VdiSnapshot, at: Timestamp) -> Result<Task, Problem> {
     let chosen = asked.uuid;
     let labels = Labels { tags: asked.tags, other_config: asked.other_config };
     let (state, _want) = state(daemon, uuid, chosen, asked.name, (asked.description, labels), false).await?;
@@ -221,7 +226,7 @@ pub async fn snapshot(daemon: &Daemon, uuid: Uuid, asked: VdiSnapshot) -> Result
         take(tx, chosen, task)?;
         hold_state(&job.0, task, tx, "snapshot")
     };
-    daemon.tasks.start_job(daemon, Branch::<false>(state), held).await
+    daemon.tasks.start_job(daemon, Branch::<false>(KeptState { at, ..state }), held).await
 }
 
 /// Starts a `vdi-snapshot` task for the schedule of the VDI, due at this time.

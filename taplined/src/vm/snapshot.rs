@@ -54,7 +54,12 @@ pub fn disk_of(vbd: &Vbd, snapshot: Option<Uuid>) -> VmSnapshotDisk {
 
 /// Starts a `vm-snapshot` task.
 pub async fn snapshot(daemon: &Daemon, vm: Uuid, asked: VmSnapshotCreate) -> Result<Task, Problem> {
-    begin(daemon, vm, asked, Timestamp::now(), false).await
+    snapshot_at(daemon, vm, asked, Timestamp::now()).await
+}
+
+/// The same with the time now, by the clock of schedules.
+pub async fn snapshot_at(daemon: &Daemon, vm: Uuid, asked: VmSnapshotCreate, at: Timestamp) -> Result<Task, Problem> {
+    begin(daemon, vm, asked, at, false).await
 }
 
 /// Starts a `vm-snapshot` task for the schedule of the VM, due at this time.

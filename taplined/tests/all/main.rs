@@ -4,6 +4,7 @@
 #![allow(missing_docs, reason = "nobody imports a test")]
 
 mod autostart;
+mod backup_schedules;
 mod backups;
 mod bridges;
 mod buckets;

@@ -32,6 +32,9 @@ const shared = {
   problem: (now) => (now ? now.detail : ""),
   retention: (now) => (now ? "schedule of snapshots set" : "schedule of snapshots removed"),
   retention_problem: (now) => (now ? `scheduled snapshot failed: ${now.detail}` : ""),
+  backup_schedule: (now) => (now ? "schedule of backups set" : "schedule of backups removed"),
+  last_backup: (now) => (now ? "backed up by its schedule" : ""),
+  backup_problem: (now) => (now ? `scheduled backup: ${now.detail}` : ""),
 };
 const passes = (now) => (PASSING.includes(now) ? "" : now);
 const FIELDS = {

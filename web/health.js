@@ -177,9 +177,11 @@ function problems(known) {
   for (const vm of state.vm.values()) {
     add(vm.uuid, "VM", vm.name, `#/vm/${vm.uuid}`, "problem", vm.problem, "bad");
     add(vm.uuid, "VM", vm.name, `#/vm/${vm.uuid}`, "schedule failed", vm.retention_problem);
+    add(vm.uuid, "VM", vm.name, `#/vm/${vm.uuid}`, "backup failed", vm.backup_problem);
   }
   for (const vdi of state.vdi.values()) {
     add(vdi.uuid, "disk", vdi.name, `#/disk/${vdi.uuid}`, "schedule failed", vdi.retention_problem);
+    add(vdi.uuid, "disk", vdi.name, `#/disk/${vdi.uuid}`, "backup failed", vdi.backup_problem);
     const bad = vdi.state !== "ready" && { detail: `The disk is ${vdi.state}.` };
     if (bad && !vdi.health) add(vdi.uuid, "disk", vdi.name, `#/disk/${vdi.uuid}`, vdi.state, bad, "bad");
   }

@@ -1,4 +1,4 @@
-//! Backup target: a directory that disks are backed up to, and the backups on it.
+//! Backup target: a directory or bucket that disks are backed up to, and the backups on it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{AbsolutePath, Description, ImageFormat, LogicalBlockSize, Name, OtherConfig, Tags};
+use crate::{AbsolutePath, BackupPlace, Description, ImageFormat, LogicalBlockSize, Name, OtherConfig, S3Access, Tags};
 
 /// Digits of the ID of a backup or a target.
 const DIGITS: usize = 32;
@@ -20,8 +20,11 @@ pub struct BackupTarget {
     pub uuid: Uuid,
     /// A unique name.
     pub name: Name,
-    /// The directory, such as a mount of NFS or SMB.
-    pub path: AbsolutePath,
+    /// The directory, such as a mount of NFS or SMB, or the bucket: `s3://BUCKET[/PREFIX]`.
+    pub path: BackupPlace,
+    /// How its bucket is reached, if it is in one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub s3: Option<S3Access>,
     /// The ID of the target in the directory. Nothing is read or written there while another one, or none, is found.
     pub target_id: String,
     /// The file with the key of an encrypted target.
@@ -41,8 +44,11 @@ pub struct BackupTargetAdd {
     /// A unique name.
     #[serde(deserialize_with = "crate::value::given")]
     pub name: Name,
-    /// The directory.
-    pub path: AbsolutePath,
+    /// The directory, or the bucket: `s3://BUCKET[/PREFIX]`.
+    pub path: BackupPlace,
+    /// How its bucket is reached; required for one, and only for one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub s3: Option<S3Access>,
     /// The file with its key, readable by its owner only; required if it is encrypted.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::given_if")]
     pub key_file: Option<AbsolutePath>,
@@ -184,6 +190,9 @@ pub struct BackupPrune {
 pub struct VdiBackup {
     /// The backup target.
     pub target: Uuid,
+    /// Read everything, even if it is known what has changed since the last backup.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub full: bool,
 }
 
 /// Backs up all disks of a VM at one moment, and what the VM is. A running guest is paused for the moment.
@@ -192,6 +201,9 @@ pub struct VdiBackup {
 pub struct VmBackup {
     /// The backup target.
     pub target: Uuid,
+    /// Read everything, even if it is known what has changed since the last backup.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub full: bool,
 }
 
 /// Creates a halted VM from the backup of one, with new disks.

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod autostart;
+mod backup_place;
 mod backup_target;
 mod calibration;
 mod cbt;
@@ -38,6 +39,7 @@ mod vm;
 mod vm_snapshot;
 
 pub use autostart::Autostart;
+pub use backup_place::{BackupPlace, Region, S3Access, ServerUrl};
 pub use backup_target::{
     BackupId, BackupMoment, BackupPrune, BackupRemove, BackupTarget, BackupTargetAdd, DiskBackup, VdiBackup,
     VdiRestore, VmBackup, VmRestore,
@@ -54,7 +56,7 @@ pub use inventory::{Inventory, InventoryImage, InventoryVdi};
 pub use label::{Labels, OtherConfig, Tag, Tags};
 pub use problem::{Code, Details, KINDS, Kind, Problem};
 pub use requester::Requester;
-pub use retention::Retention;
+pub use retention::{BackupSchedule, Retention};
 pub use seed::{Seed, SeedText};
 pub use share::{DiskShare, SHARE_DEPTH, SHARE_WEIGHT};
 pub use sr::{

@@ -219,7 +219,7 @@ where
 }
 
 /// The schema of text with a length limit in characters.
-fn text_schema(min: usize, max: usize, pattern: Option<&str>, description: &str) -> RefOr<Schema> {
+pub(crate) fn text_schema(min: usize, max: usize, pattern: Option<&str>, description: &str) -> RefOr<Schema> {
     let text = ObjectBuilder::new().schema_type(Type::String).description(Some(description));
     text.min_length(Some(min)).max_length(Some(max)).pattern(pattern).into()
 }
@@ -325,6 +325,8 @@ macro_rules! text {
         }
     };
 }
+
+pub(crate) use text;
 
 text!(Name);
 text!(Description);

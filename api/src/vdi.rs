@@ -9,8 +9,8 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::{
-    AbsolutePath, ChangeTracking, Description, Health, LogicalBlockSize, Name, OtherConfig, Problem, Retention, Size,
-    Tags, Use,
+    AbsolutePath, BackupSchedule, ChangeTracking, Description, Health, LogicalBlockSize, Name, OtherConfig, Problem,
+    Retention, Size, Tags, Use,
 };
 
 /// A virtual disk.
@@ -58,6 +58,15 @@ pub struct Vdi {
     /// Why there is no snapshot by the schedule since the last one that was due; absent when one has been taken again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retention_problem: Option<Problem>,
+    /// The schedule by which it is backed up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backup_schedule: Option<BackupSchedule>,
+    /// When the last backup by this schedule was due; absent until one has been made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_backup: Option<Timestamp>,
+    /// Why there is no backup by the schedule since the last one that was due; absent when one has been made again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backup_problem: Option<Problem>,
     /// Whether it is a snapshot that was taken by the schedule of its VDI, which also destroys it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub scheduled: bool,
@@ -215,6 +224,10 @@ pub struct VdiPatch {
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::change")]
     #[schema(value_type = Option<Retention>)]
     pub retention: Option<Option<Retention>>,
+    /// The schedule by which it is backed up, and how many backups are retained; null ends it. The backups stay.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::change")]
+    #[schema(value_type = Option<BackupSchedule>)]
+    pub backup_schedule: Option<Option<BackupSchedule>>,
     /// False has a scheduled snapshot stay that its schedule would destroy one day.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheduled: Option<bool>,

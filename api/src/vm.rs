@@ -7,7 +7,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{AbsolutePath, Autostart, Description, Name, OtherConfig, Problem, Retention, Seed, Size, Tags, Transport};
+use crate::{
+    AbsolutePath, Autostart, BackupSchedule, Description, Name, OtherConfig, Problem, Retention, Seed, Size, Tags,
+    Transport,
+};
 
 /// The word of the header `Upgrade` (RFC 9110, 7.8) by which a connection becomes the console of a machine.
 pub const CONSOLE_PROTOCOL: &str = "tapline-console";
@@ -45,6 +48,15 @@ pub struct Vm {
     /// Why there is no snapshot by the schedule since the last one that was due; absent when one has been taken again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retention_problem: Option<Problem>,
+    /// The schedule by which it is backed up with all of its disks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backup_schedule: Option<BackupSchedule>,
+    /// When the last backup by this schedule was due; absent until one has been made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_backup: Option<Timestamp>,
+    /// Why there is no backup by the schedule since the last one that was due; absent when one has been made again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backup_problem: Option<Problem>,
     /// Whether it has a cloud-init seed, whose texts are not shown.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub seed: bool,
@@ -99,6 +111,9 @@ impl Vm {
             autostart: None,
             retention: None,
             retention_problem: None,
+            backup_schedule: None,
+            last_backup: None,
+            backup_problem: None,
             seed: false,
             power: Power::Halted,
             suspended: None,
@@ -252,6 +267,11 @@ pub struct VmPatch {
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::change")]
     #[schema(value_type = Option<Retention>)]
     pub retention: Option<Option<Retention>>,
+    /// The schedule by which it is backed up with all of its disks, and how many backups are retained; null ends it.
+    /// The backups stay.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::change")]
+    #[schema(value_type = Option<BackupSchedule>)]
+    pub backup_schedule: Option<Option<BackupSchedule>>,
     /// Another cloud-init seed; null removes it.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::change")]
     #[schema(value_type = Option<Seed>)]

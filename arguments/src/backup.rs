@@ -14,10 +14,11 @@ pub const EXAMPLES: &str = include_str!("backup_examples.txt");
 /// daemon are backed up and restored with `tapline vdi backup` and `tapline vdi restore`.
 ///
 /// A TARGET is a directory, such as a mount of NFS or SMB, or s3://BUCKET[/PREFIX], whose server and credentials are in
-/// AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. A disk is the URI of an NBD export
-/// (nbd+unix:///EXPORT?socket=PATH, nbd://HOST[:PORT]/EXPORT), or an image that no virtual machine uses (FORMAT:PATH).
-/// A backup is named by its ID, or the first 8 or more digits of it. Exit codes: 0 success, 2 the target is damaged, 4
-/// the command failed, 6 no such target or backup, 7 it exists already or is in use, 9 no space, 64 invalid arguments.
+/// options, or in AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. A disk is the URI of an
+/// NBD export (nbd+unix:///EXPORT?socket=PATH, nbd://HOST[:PORT]/EXPORT), or an image that no virtual machine uses
+/// (FORMAT:PATH). A backup is named by its ID, or the first 8 or more digits of it. Exit codes: 0 success, 2 the target
+/// is damaged, 4 the command failed, 6 no such target or backup, 7 it exists already or is in use, 9 no space, 64
+/// invalid arguments.
 #[derive(Debug, Parser)]
 #[command(name = "tapline-backup", version, arg_required_else_help = true, propagate_version = true)]
 pub struct BackupArguments {
@@ -89,12 +90,48 @@ pub struct At {
     /// Fail unless it is the target with this ID: where its mount is missing there may be another one
     #[arg(long, value_name = "ID")]
     pub target_id: Option<String>,
+    /// How a bucket is reached.
+    #[command(flatten)]
+    pub s3: S3Access,
     /// Print JSON; progress is printed as lines of JSON on standard error
     #[arg(long)]
     pub json: bool,
     /// Exit as if killed when the other end of standard input is closed
     #[arg(long, hide = true)]
     pub end_with_input: bool,
+}
+
+/// The server of a target in S3, and the key for it. Each of these options takes the place of variables of the
+/// environment.
+#[derive(Clone, Debug, Default, Args)]
+pub struct S3Access {
+    /// Of a target in S3: the file with the key, as Amazon's tools keep it (aws_access_key_id and aws_secret_access_key
+    /// of the profile 'default'); only its owner may have access
+    #[arg(long, value_name = "FILE")]
+    pub credentials: Option<PathBuf>,
+    /// Of a target in S3: its server, for all but Amazon's; TLS is used unless it begins with http://
+    #[arg(long, value_name = "URL")]
+    pub endpoint: Option<String>,
+    /// Of a target in S3: the region
+    #[arg(long, value_name = "NAME")]
+    pub region: Option<String>,
+    /// Of a target in S3: certificates of the authorities that are trusted (PEM), instead of those of the system
+    #[arg(long, value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
+}
+
+impl S3Access {
+    /// The first of these options that was given, for what is not in S3.
+    pub fn given(&self) -> Option<&'static str> {
+        let S3Access { credentials, endpoint, region, ca_file } = self;
+        let all = [
+            ("--credentials", credentials.is_some()),
+            ("--endpoint", endpoint.is_some()),
+            ("--region", region.is_some()),
+            ("--ca-file", ca_file.is_some()),
+        ];
+        all.into_iter().find(|(_, is_given)| *is_given).map(|(option, _)| option)
+    }
 }
 
 /// Arguments of `backup target create`.
@@ -295,6 +332,9 @@ pub struct BackupPrune {
     /// Only list the backups that would be removed
     #[arg(long)]
     pub dry_run: bool,
+    /// The time now (RFC 3339), by the clock of a daemon that has decided by it that the backups are pruned
+    #[arg(long, value_name = "TIME", hide = true)]
+    pub now: Option<String>,
     /// When leftovers are deleted.
     #[command(flatten)]
     pub grace: Grace,

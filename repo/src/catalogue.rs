@@ -9,6 +9,7 @@
 mod autostart;
 pub mod backup;
 mod backup_base;
+mod backup_schedule;
 mod backup_target;
 mod cbt;
 mod event;
@@ -51,6 +52,7 @@ use crate::blocking;
 
 pub use autostart::ToStart;
 pub use backup_base::KeptBase;
+pub use backup_schedule::BackupOutcome;
 pub use backup_target::BackupSnapshot;
 pub use event::{EventBus, Past};
 use health::HealthBoard;
@@ -73,14 +75,14 @@ pub use vm_memory::{ADVICE as ADVICE_FOR_SUSPENDED, DiskOfMemory, ImageOfMemory,
 use writer::{Change, State, Writer};
 
 /// The version of the schema, in the file's `user_version`.
-const VERSION: i64 = 23;
+const VERSION: i64 = 24;
 
 /// The version that `schema.sql` creates. Catalogues of earlier versions are refused: Tapline 0.1 is the first release.
 const FIRST: i64 = 17;
 
 /// The first entry creates version [`FIRST`]; each later version adds an entry, which upgrades the schema of the one
 /// before.
-const MIGRATIONS: [&str; 7] = [
+const MIGRATIONS: [&str; 8] = [
     include_str!("catalogue/schema.sql"),
     include_str!("catalogue/schema-18.sql"),
     include_str!("catalogue/schema-19.sql"),
@@ -88,6 +90,7 @@ const MIGRATIONS: [&str; 7] = [
     include_str!("catalogue/schema-21.sql"),
     include_str!("catalogue/schema-22.sql"),
     include_str!("catalogue/schema-23.sql"),
+    include_str!("catalogue/schema-24.sql"),
 ];
 
 /// How long another program that reads the file may lock it.

@@ -96,7 +96,7 @@ fn machine_moment(create: &BackupCreate) -> Option<MachineMoment> {
 }
 
 /// A time of the command line, in seconds since 1970.
-fn moment(text: &str) -> Result<u64, Failure> {
+pub fn moment(text: &str) -> Result<u64, Failure> {
     let bad = || {
         Failure::new(Exit::Usage, format!("'{}' is not a time", printable(text)))
             .advise("give one as 2026-11-30T12:00:00Z")

@@ -7,6 +7,7 @@ use backup::{Control, Id, Prune, Pruned, Record, Target};
 use control::size::readable;
 use serde_json::json;
 
+use crate::create::moment;
 use crate::failure::{Exit, Failure};
 use crate::list::{fields, table};
 use crate::output::{now, print, print_json};
@@ -37,7 +38,7 @@ pub fn prune(prune: &BackupPrune) -> Result<Exit, Failure> {
         return Err(Failure::new(Exit::Usage, "--name, --disk and --machine need a rule")
             .advise("give one, such as --keep-daily 7"));
     }
-    let now = now();
+    let now = prune.now.as_deref().map_or_else(|| Ok(now()), moment)?;
     let among = match (&prune.name, &prune.disk, &prune.machine) {
         (Some(name), _, _) => Among::Name(name),
         (_, Some(disk), _) => Among::Disk(Id::of_name(disk)),

@@ -1,6 +1,6 @@
 //! Which backups are superfluous by a rule: a pure function of the existing backups and the time.
 //!
-//! The rule is that of schedules of snapshots (docs/decisions/0042-retention.md), with the last N in addition. It
+//! The rule is that of schedules of snapshots ([`periods`]), with the last N in addition. It
 //! counts *states*: a backup of a disk alone, or those of all disks of a machine at one moment, which are retained or
 //! superfluous together. It holds for the states of each machine, and for those of each disk alone, by themselves.
 //!
@@ -19,37 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use arguments::backup::Keep;
 use backup::{Id, Record};
-use jiff::Timestamp;
-use jiff::tz::TimeZone;
-
-const HOUR: i64 = 3600;
-const DAY: i64 = 24 * HOUR;
-
-/// A period of the calendar, in UTC.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Period {
-    Hour,
-    Day,
-    Week,
-    Month,
-}
-
-impl Period {
-    /// The number of the period that contains a time. Later periods have higher numbers.
-    fn of(self, seconds: i64) -> i64 {
-        let days = seconds.div_euclid(DAY);
-        match self {
-            Period::Hour => seconds.div_euclid(HOUR),
-            Period::Day => days,
-            // The first day of the epoch was a Thursday.
-            Period::Week => (days + 3).div_euclid(7),
-            Period::Month => Timestamp::from_second(seconds).map_or(i64::MAX, |moment| {
-                let date = moment.to_zoned(TimeZone::UTC).date();
-                i64::from(date.year()) * 12 + i64::from(date.month())
-            }),
-        }
-    }
-}
+use periods::Rule;
 
 /// The backups that a rule is about.
 #[derive(Clone, Copy, Debug)]
@@ -189,24 +159,19 @@ fn superfluous<'a>(keep: &Keep, states: &'a [State<'a>], now: u64) -> Vec<&'a St
 
 /// The backups that are retained of states in this order, the newest last.
 fn retained<'a>(keep: &Keep, ordered: &[&'a State<'a>]) -> impl Iterator<Item = Id> + use<'a> {
-    let number = |kept: Option<u16>| usize::from(kept.unwrap_or(0));
-    let mut kept: Vec<&State<'_>> = ordered.iter().rev().take(number(keep.last).max(1)).copied().collect();
-    let periods = [
-        (Period::Hour, keep.hourly),
-        (Period::Day, keep.daily),
-        (Period::Week, keep.weekly),
-        (Period::Month, keep.monthly),
-    ];
-    for (period, most) in periods {
-        let mut seen = BTreeSet::new();
-        for state in ordered.iter().rev() {
-            let seconds = i64::try_from(state.time()).unwrap_or(i64::MAX);
-            if seen.len() < number(most) && seen.insert(period.of(seconds)) {
-                kept.push(state);
-            }
-        }
-    }
-    kept.into_iter().flat_map(|state| state.backups.iter().map(|record| record.id))
+    let number = |kept: Option<u16>| kept.unwrap_or(0);
+    let rule = Rule {
+        hourly: number(keep.hourly),
+        daily: number(keep.daily),
+        weekly: number(keep.weekly),
+        monthly: number(keep.monthly),
+    };
+    let newest_first: Vec<&State<'_>> = ordered.iter().rev().copied().collect();
+    let times = newest_first.iter().map(|state| i64::try_from(state.time()).unwrap_or(i64::MAX));
+    let mut kept = rule.retained(&times.collect::<Vec<_>>());
+    kept.extend(0..usize::from(number(keep.last).max(1)));
+    let kept = newest_first.into_iter().enumerate().filter(move |(position, _)| kept.contains(position));
+    kept.flat_map(|(_, state)| state.backups.iter().map(|record| record.id))
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! A store in a bucket of S3, or of another server that speaks its protocol: `s3://BUCKET[/PREFIX]`.
 //!
-//! The server and the credentials come from the environment, as for Amazon's own tools (docs/backup.md lists the
-//! variables). Requests, signatures and repeated attempts are those of the crate `object_store`. Knows nothing of what
-//! objects contain.
+//! The server and the key come from options, or from the environment as for Amazon's own tools ([`settings`]).
+//! Requests, signatures and repeated attempts are those of the crate `object_store`. Knows nothing of what objects
+//! contain.
 //!
 //! The contract of [`ObjectStore`], and what it rests on here:
 //!
@@ -16,7 +16,9 @@
 //!   without a body makes us look for the bucket.
 //! - An object is durable when the server has answered (S3's own guarantee; other servers: their documentation).
 
+mod credentials;
 mod http;
+mod settings;
 
 use std::future::Future;
 use std::io;
@@ -24,13 +26,14 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use arguments::backup::S3Access;
 use backup::{Id, Name, ObjectStore, StoreError, StoreErrorKind};
 use control::{in_full, printable};
 use futures_util::TryStreamExt;
-use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, S3ConditionalPut};
+use object_store::aws::AmazonS3;
 use object_store::client::{HttpError, HttpErrorKind};
 use object_store::path::Path;
-use object_store::{ClientOptions, Error, GetOptions, ObjectStore as _, ObjectStoreExt as _, PutMode, PutPayload};
+use object_store::{Error, GetOptions, ObjectStore as _, ObjectStoreExt as _, PutMode, PutPayload};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::failure::{Exit, Failure};
@@ -38,9 +41,6 @@ use crate::stop;
 
 /// How a target in a bucket begins.
 pub const SCHEME: &str = "s3://";
-
-/// The variable for how long a server may be silent.
-const READ_TIMEOUT: &str = "AWS_READ_TIMEOUT";
 
 /// How long a request may still take when the command is to end: an entry of the log that is under way decides whether
 /// a backup counts.
@@ -59,15 +59,6 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const FULL: [&str; 5] =
     ["QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "InsufficientStorage", "StorageFull"];
 
-/// Settings of which one says where the key comes from.
-const CREDENTIALS: [AmazonS3ConfigKey; 5] = [
-    AmazonS3ConfigKey::AccessKeyId,
-    AmazonS3ConfigKey::WebIdentityTokenFile,
-    AmazonS3ConfigKey::ContainerCredentialsRelativeUri,
-    AmazonS3ConfigKey::ContainerCredentialsFullUri,
-    AmazonS3ConfigKey::MetadataEndpoint,
-];
-
 /// A store in a bucket.
 #[derive(Debug)]
 pub struct S3 {
@@ -81,35 +72,11 @@ pub struct S3 {
 
 impl S3 {
     /// Prepares the access to `s3://BUCKET[/PREFIX]`. Nothing is sent yet.
-    pub fn open(url: &str) -> Result<S3, Failure> {
+    pub fn open(url: &str, access: &S3Access) -> Result<S3, Failure> {
         let (bucket, prefix) = parse(url)?;
-        let cannot = |error: object_store::Error| {
-            Failure::new(Exit::Usage, format!("cannot use the target {url}: {}", in_full(&error)))
-                .advise("set AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
-        };
         // Only the first of a process is installed, and all of them are the same.
         drop(rustls::crypto::ring::default_provider().install_default());
-        let settings = AmazonS3Builder::from_env()
-            .with_bucket_name(bucket)
-            .with_conditional_put(S3ConditionalPut::ETagMatch)
-            // One name for each request: not all servers know more.
-            .with_disable_bulk_delete(true);
-        let endpoints = [AmazonS3ConfigKey::S3Endpoint, AmazonS3ConfigKey::Endpoint];
-        let endpoint = endpoints.iter().find_map(|key| settings.get_config_value(key));
-        // Otherwise one would be requested from the metadata service of Amazon's hosts, for minutes on all others.
-        if CREDENTIALS.iter().all(|key| settings.get_config_value(key).is_none()) {
-            let what = format!("cannot use the target {url}: there is no key for its server");
-            return Err(Failure::new(Exit::Usage, what).advise(
-                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for the role of a host of Amazon \
-                 AWS_METADATA_ENDPOINT=http://169.254.169.254",
-            ));
-        }
-        // A server is contacted without TLS only if its address says so.
-        let is_plain = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
-        let options = ClientOptions::new().with_allow_http(is_plain);
-        let settings =
-            settings.with_client_options(options).with_http_connector(http::Connector { silence: silence()? });
-        let client = settings.build().map_err(cannot)?;
+        let client = settings::client(url, bucket, access)?;
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.map_err(|error| Failure::cannot("start a thread for requests to S3", error))?;
         let root = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
@@ -322,16 +289,6 @@ async fn given_up() {
     tokio::time::sleep(AFTER_STOP).await;
 }
 
-/// How long a server may be silent, from the environment.
-fn silence() -> Result<Duration, Failure> {
-    let Some(text) = std::env::var_os(READ_TIMEOUT) else { return Ok(http::SILENCE) };
-    let parsed = text.to_str().and_then(|text| text.parse::<jiff::SignedDuration>().ok()?.try_into().ok());
-    parsed.filter(|silence: &Duration| !silence.is_zero()).ok_or_else(|| {
-        let what = format!("{READ_TIMEOUT} is '{}', which is no time", printable(&text.to_string_lossy()));
-        Failure::new(Exit::Usage, what).advise(format!("set it as {READ_TIMEOUT}=60s"))
-    })
-}
-
 /// A request that has failed.
 struct Tried {
     /// The last time.
@@ -354,7 +311,8 @@ fn failure(attempt: &'static str, name: &str, Tried { error, attempts, within }:
     let code = element(&text, "Code").unwrap_or_default();
     let kind = match error {
         _ if find::<http::Redirected>(error).is_some() => StoreErrorKind::Elsewhere,
-        _ if code == "NoSuchBucket" || is_unreachable(error) => StoreErrorKind::Vanished,
+        _ if code == "NoSuchBucket" => StoreErrorKind::NoBucket,
+        _ if is_unreachable(error) => StoreErrorKind::Vanished,
         _ if FULL.contains(&code) => StoreErrorKind::NoSpace,
         Error::NotFound { .. } => StoreErrorKind::NotFound,
         Error::AlreadyExists { .. } => StoreErrorKind::Exists,

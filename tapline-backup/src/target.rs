@@ -37,7 +37,7 @@ pub struct Opened {
 
 /// Opens the target. Nothing is written.
 pub fn open(at: &At) -> Result<Opened, Failure> {
-    let store = store(&at.target)?;
+    let store = store(at)?;
     let key = at.key_file.as_deref().map(read_key).transpose()?;
     let target = Target::open(Arc::clone(&store), key.as_ref())?;
     match &at.target_id {
@@ -56,17 +56,18 @@ impl Opened {
     }
 }
 
-fn store(path: &Path) -> Result<Arc<dyn ObjectStore>, Failure> {
-    Ok(match url(path)? {
-        Some(url) => Arc::new(S3::open(url)?),
-        None => Arc::new(Directory::open(path)?),
+fn store(at: &At) -> Result<Arc<dyn ObjectStore>, Failure> {
+    Ok(match url(at)? {
+        Some(url) => Arc::new(S3::open(url, &at.s3)?),
+        None => Arc::new(Directory::open(&at.target)?),
     })
 }
 
 /// The store for a new target, in which nothing else is.
-fn empty_store(path: &Path) -> Result<Arc<dyn ObjectStore>, Failure> {
-    if let Some(url) = url(path)? {
-        let store = S3::open(url)?;
+fn empty_store(at: &At) -> Result<Arc<dyn ObjectStore>, Failure> {
+    let path = &at.target;
+    if let Some(url) = url(at)? {
+        let store = S3::open(url, &at.s3)?;
         let others = store.others(|name| name.is_of_log() || name.is_temporary())?;
         return match others.iter().find(|name| *name == Name::format().as_str()).or(others.first()) {
             Some(other) => Err(not_empty(path, other)),
@@ -79,14 +80,21 @@ fn empty_store(path: &Path) -> Result<Arc<dyn ObjectStore>, Failure> {
 }
 
 /// The target as a URL, if it is one.
-fn url(path: &Path) -> Result<Option<&str>, Failure> {
+fn url(at: &At) -> Result<Option<&str>, Failure> {
+    let path = &at.target;
     match path.to_str() {
         Some(text) if text.starts_with(SCHEME) => Ok(Some(text)),
         Some(text) if text.contains("://") => {
             let what = format!("cannot open the target {}: only directories and s3:// can be targets", path.display());
             Err(Failure::new(Exit::Usage, what).advise("mount the storage, and give the directory"))
         }
-        _ => Ok(None),
+        _ => match at.s3.given() {
+            None => Ok(None),
+            Some(option) => {
+                let what = format!("{option} is for a target in S3, and {} is a directory", path.display());
+                Err(Failure::new(Exit::Usage, what).advise("name a bucket as s3://BUCKET or s3://BUCKET/PREFIX"))
+            }
+        },
     }
 }
 
@@ -105,8 +113,7 @@ fn read_key(path: &Path) -> Result<Key, Failure> {
 
 /// `backup target create`.
 pub fn create(create: &TargetCreate) -> Result<Exit, Failure> {
-    let path = &create.at.target;
-    let store = empty_store(path)?;
+    let store = empty_store(&create.at)?;
     let chunk = u32::try_from(create.chunk_size.0).unwrap_or(u32::MAX);
     let layout = Layout { chunk, level: i32::from(create.compression), ..Layout::default() };
     let key = match (&create.at.key_file, &create.new_key) {

@@ -1,7 +1,10 @@
 //! `tapline target`: backup targets that the daemon knows.
 
 use api::client::Answer;
-use api::{BackupId, BackupPrune, BackupRemove, BackupTarget, BackupTargetAdd, DiskBackup, Name, Problem};
+use api::{
+    BackupId, BackupPlace, BackupPrune, BackupRemove, BackupTarget, BackupTargetAdd, DiskBackup, Name, Problem, Region,
+    S3Access, ServerUrl,
+};
 use arguments::number;
 use control::size::readable;
 use serde_json::Value;
@@ -13,13 +16,15 @@ use crate::word::{self, HostPath};
 /// Operations on backup targets that the daemon knows.
 #[derive(clap::Subcommand)]
 pub enum TargetVerb {
-    /// Register a backup target and print its UUID; 'tapline backup target create' makes a directory one
+    /// Register a backup target and print its UUID; 'tapline backup target create' makes one of a directory or bucket
     Add {
         /// A unique name
         name: Name,
-        /// The directory of the target, on the daemon's host
-        #[arg(value_name = "DIR", value_parser = word::directory)]
-        path: HostPath,
+        /// The directory of the target on the daemon's host, or s3://BUCKET[/PREFIX]
+        #[arg(value_name = "DIR|URL", value_parser = place)]
+        path: Place,
+        #[command(flatten)]
+        access: Access,
         /// The file with its key, if it is encrypted; readable by root only
         #[arg(long, value_name = "FILE", value_parser = word::path)]
         key_file: Option<HostPath>,
@@ -78,6 +83,49 @@ pub enum TargetVerb {
         #[command(flatten)]
         waiting: Waiting,
     },
+}
+
+/// The word for the place of a target.
+#[derive(Clone)]
+pub enum Place {
+    Bucket(BackupPlace),
+    Directory(HostPath),
+}
+
+fn place(word: &str) -> Result<Place, String> {
+    match word.split_once("://") {
+        Some(_) => word.parse().map(Place::Bucket),
+        None => word::directory(word).map(Place::Directory),
+    }
+}
+
+/// How the bucket of a target is reached.
+#[derive(clap::Args)]
+#[group(skip)]
+pub struct Access {
+    /// Of a target in S3: the file with the key for its server, readable by root only: aws_access_key_id and
+    /// aws_secret_access_key of the profile 'default', as Amazon's tools keep it
+    #[arg(long, value_name = "FILE", value_parser = word::path)]
+    credentials: Option<HostPath>,
+    /// Of a target in S3: its server, for all but Amazon's; TLS is used unless it begins with http://
+    #[arg(long, value_name = "URL", requires = "credentials")]
+    endpoint: Option<ServerUrl>,
+    /// Of a target in S3: the region
+    #[arg(long, value_name = "NAME", requires = "credentials")]
+    region: Option<Region>,
+    /// Of a target in S3: certificates of the authorities that are trusted (PEM), instead of those of the system
+    #[arg(long, value_name = "FILE", value_parser = word::path, requires = "credentials")]
+    ca_file: Option<HostPath>,
+}
+
+impl Access {
+    fn of_request(self, session: &Session) -> Result<Option<S3Access>, Problem> {
+        let Access { credentials, endpoint, region, ca_file } = self;
+        let Some(credentials) = credentials else { return Ok(None) };
+        let credentials = session.path(credentials)?;
+        let ca_file = ca_file.map(|file| session.path(file)).transpose()?;
+        Ok(Some(S3Access { credentials, endpoint, region, ca_file }))
+    }
 }
 
 /// Arguments of `target prune`. Without a rule no backup is removed, and only leftovers are deleted.
@@ -159,8 +207,17 @@ const COLUMNS: &[Column<BackupTarget>] = &[
     })
     .if_room(),
     Column::new("target id", |target: &BackupTarget, _| target.target_id.clone()).wide(),
+    Column::new("credentials", |target: &BackupTarget, _| of_s3(target, |s3| Some(&s3.credentials))).alone(),
+    Column::new("endpoint", |target: &BackupTarget, _| of_s3(target, |s3| s3.endpoint.as_ref())).alone(),
+    Column::new("region", |target: &BackupTarget, _| of_s3(target, |s3| s3.region.as_ref())).alone(),
+    Column::new("ca file", |target: &BackupTarget, _| of_s3(target, |s3| s3.ca_file.as_ref())).alone(),
     Column::new("created", |target: &BackupTarget, _| format!("{:.0}", target.created)).if_room(),
 ];
+
+/// How the bucket of a target is reached, in a cell.
+fn of_s3<T: ToString>(target: &BackupTarget, field: impl Fn(&S3Access) -> Option<&T>) -> String {
+    target.s3.as_ref().and_then(field).map(T::to_string).unwrap_or_default()
+}
 
 const BACKUPS: &[Column<DiskBackup>] = &[
     Column::new("id", |backup, _| backup.id.to_string()),
@@ -183,10 +240,14 @@ impl TargetVerb {
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let client = &session.client;
         match self {
-            TargetVerb::Add { name, path, key_file, target_id } => {
-                let path = session.path(path)?;
+            TargetVerb::Add { name, path, access, key_file, target_id } => {
+                let path = match path {
+                    Place::Bucket(url) => url,
+                    Place::Directory(path) => session.path(path)?.into(),
+                };
+                let s3 = access.of_request(session)?;
                 let key_file = key_file.map(|file| session.path(file)).transpose()?;
-                let asked = BackupTargetAdd { uuid: None, name, path, key_file, target_id };
+                let asked = BackupTargetAdd { uuid: None, name, path, s3, key_file, target_id };
                 let target = client.backup_target_add(&asked).await?;
                 if session.json() { session.value(&target) } else { print(&format!("{}\n", target.uuid)) }
             }

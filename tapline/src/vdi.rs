@@ -73,7 +73,7 @@ pub enum VdiVerb {
     Snapshot(Branch),
     /// Create a writable clone of a disk and print its UUID
     Clone(Branch),
-    /// Schedule snapshots of a disk and set how many to retain
+    /// Schedule snapshots or backups of a disk and set how many to retain
     Schedule(schedule::Schedule),
     /// Protect a snapshot from its schedule: it stays until you destroy it
     Pin(schedule::Pin),

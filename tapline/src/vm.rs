@@ -17,7 +17,7 @@ use control::size::readable;
 use crate::column::Column;
 use crate::confirm::Confirm;
 use crate::label::{self, ChangeLabels, WithTags};
-use crate::schedule::missed_snapshot;
+use crate::schedule::{backed_up, last_backup, missed};
 use crate::session::{Listing, Session, Waiting};
 use crate::word;
 use boot::{Boot, shown};
@@ -111,7 +111,7 @@ pub enum VmVerb {
     /// Destroy a snapshot of a machine, with those of its disks
     #[command(aliases = ["snapshot-rm", "snapshot-delete", "snapshot-remove"])]
     SnapshotDestroy(snapshot::Destroy),
-    /// Schedule snapshots of all writable disks of a machine and set how many to retain
+    /// Schedule snapshots or backups of all writable disks of a machine and set how many to retain
     Schedule(schedule::Schedule),
     /// Protect a snapshot of a machine from its schedule: it stays until you destroy it
     Pin(schedule::Pin),
@@ -221,7 +221,10 @@ const COLUMNS: &[VmColumn] = &[
     .alone(),
     VmColumn::new("autostart", |vm, _| vm.autostart.as_ref().map(word::of_autostart).unwrap_or_default()).alone(),
     VmColumn::new("keeps", |vm, _| vm.retention.map(|schedule| schedule.to_string()).unwrap_or_default()).alone(),
-    VmColumn::new("not kept", |vm, _| missed_snapshot(vm.retention_problem.as_ref())).alone(),
+    VmColumn::new("not kept", |vm, _| missed(vm.retention_problem.as_ref())).alone(),
+    VmColumn::new("backed up", |vm, uuids| backed_up(vm.backup_schedule.as_ref(), uuids)).alone(),
+    VmColumn::new("last backup", |vm, _| last_backup(vm.last_backup)).alone(),
+    VmColumn::new("not backed up", |vm, _| missed(vm.backup_problem.as_ref())).alone(),
     VmColumn::new("seed", |vm, _| if vm.seed { "for cloud-init".to_owned() } else { String::new() }).alone(),
     VmColumn::new("suspended", |vm, _| vm.suspended.as_ref().map(of_memory).unwrap_or_default()).alone(),
     VmColumn::new("created", |vm, _| format!("{:.0}", vm.created)).alone(),
@@ -361,6 +364,7 @@ impl Set {
             platform,
             autostart,
             retention: None,
+            backup_schedule: None,
             seed,
             tags,
             other_config,

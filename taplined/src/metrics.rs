@@ -82,7 +82,9 @@ pub async fn text(daemon: &Daemon) -> Result<String, Problem> {
     let known = daemon.catalogue.read_for_client(|view| {
         let vdis = view.scheduled_vdis()?.into_iter().map(|vdi| vdi.retention_problem);
         let vms = view.scheduled_vms()?.into_iter().map(|vm| vm.retention_problem);
-        let failed = vdis.chain(vms).flatten().count();
+        let backups = view.vdis_to_back_up()?.into_iter().map(|vdi| vdi.backup_problem);
+        let backups = backups.chain(view.vms_to_back_up()?.into_iter().map(|vm| vm.backup_problem));
+        let failed = vdis.chain(vms).chain(backups).flatten().count();
         let srs = view.shown_srs()?;
         let health = health(view, &srs)?;
         Ok((srs, view.count_vbds()?, view.tasks(true)?.len(), failed, health))
@@ -300,7 +302,7 @@ impl Found {
         of("vbds", "VBDs by state", None).gauges(encoder, vbds)?;
         of("open_tasks", "Tasks that have not ended", None)
             .gauges(encoder, std::iter::once((Vec::new(), float(self.open_tasks))))?;
-        let help = "Schedules of VDIs and VMs that took no snapshot when the last one was due";
+        let help = "Schedules of VDIs and VMs that did not make the snapshot or backup that was due last";
         of("failed_schedules", help, None)
             .gauges(encoder, std::iter::once((Vec::new(), float(self.failed_schedules))))?;
         let mut build = encoder.encode_descriptor("build", "The daemon", None, MetricType::Info)?;

@@ -1,9 +1,14 @@
-//! Follows the schedules of VDIs and VMs: runs [`keep`] for each of them when a snapshot is due.
+//! Follows the schedules of VDIs and VMs: runs [`keep`] for each of them when a snapshot is due, and [`back_up`] when a
+//! backup is.
 //!
-//! Invariants: a snapshot that fails is retried in the next period, not before; whatever the clock does, two are
-//! taken at least half a period apart; no two snapshots of one disk are begun at once, although the schedules of the
-//! disk and of its VM are due at the same moment. There is one timer, and none without a schedule.
+//! Invariants: a snapshot that fails is retried in the next period, a backup in the next hour, not before; whatever the
+//! clock does, two snapshots are taken at least half a period apart, and two backups half an hour; no two snapshots of
+//! one disk are begun at once, although the schedules of the disk and of its VM, and those of backups, are due at the
+//! same moment; backups by schedules to one target are made one after the other, since each takes the memory of its
+//! process, and one that is due while its predecessor is being made is left out. There is one timer, and none without a
+//! schedule.
 
+mod back_up;
 mod keep;
 mod plan;
 mod room;
@@ -14,14 +19,16 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{Event, ObjectKind, Retention, Sr, SrState, Vdi, Vm};
+use api::{BackupSchedule, Event, ObjectKind, Sr, SrState, Vdi, Vm};
+use jiff::SignedDuration;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use self::plan::{interval, is_due};
-use self::subject::{Scheduled, Subject};
+use self::plan::is_due;
+use self::subject::{Made, Scheduled, Subject};
 use crate::clock::{self, Now};
 use crate::daemon::Daemon;
 
@@ -31,18 +38,36 @@ const CLOCK_TRUSTED: Duration = Duration::from_secs(3600);
 /// Longer than the longest period.
 const REMEMBERED: Duration = Duration::from_secs(32 * 24 * 3600);
 
-/// The last attempt at a snapshot, successful or not.
+/// Whose attempts are counted together: those of an object, and for backups of a target.
+type Key = (Uuid, Option<Uuid>);
+
+/// All schedules: their objects, whether they are of backups, and what they make.
+type Known = HashMap<(Uuid, bool), Made>;
+
+/// The last attempt at a snapshot or backup, successful or not.
 #[derive(Clone, Copy, Debug)]
 struct Attempt {
+    /// The period in which it is not repeated ([`Made::retry`]).
     period: i64,
+    /// The period of the schedule, if nothing was begun in it since the backup before was still being made.
+    skipped: Option<i64>,
     up: Duration,
 }
 
-/// Running snapshots, and the objects that they reserve.
+/// What runs, and the objects that it reserves.
 #[derive(Debug, Default)]
 struct Work {
     taken: HashSet<Uuid>,
-    running: JoinSet<Vec<Uuid>>,
+    /// The objects that are being backed up, and the periods that these backups are of.
+    backed_up: HashMap<Uuid, i64>,
+    running: JoinSet<Ended>,
+}
+
+/// What is not reserved any more.
+#[derive(Debug)]
+struct Ended {
+    taken: Vec<Uuid>,
+    backed_up: Option<Uuid>,
 }
 
 impl Work {
@@ -51,21 +76,39 @@ impl Work {
         self.taken.extend(&takes);
         self.running.spawn(async move {
             work.await;
-            takes
+            Ended { taken: takes, backed_up: None }
         });
+    }
+
+    /// Makes a backup, during which its target is reserved; what `takes` names, until it has its snapshot.
+    fn begin_backup(&mut self, daemon: &Daemon, one: &Scheduled, schedule: BackupSchedule, now: Now) {
+        let (disks_free, are_free) = oneshot::channel();
+        self.begin(one.takes.clone(), async move { drop(are_free.await) });
+        let (daemon, subject) = (daemon.clone(), one.subject);
+        self.taken.insert(schedule.target);
+        self.backed_up.insert(subject.uuid(), one.period(now));
+        self.running.spawn(async move {
+            back_up::back_up(&daemon, subject, schedule, now, disks_free).await;
+            Ended { taken: vec![schedule.target], backed_up: Some(subject.uuid()) }
+        });
+    }
+
+    fn end(&mut self, ended: Ended) {
+        self.taken.retain(|uuid| !ended.taken.contains(uuid));
+        self.backed_up.retain(|uuid, _| Some(*uuid) != ended.backed_up);
     }
 }
 
 /// Follows the schedules, for the lifetime of the daemon.
 pub async fn follow(daemon: Daemon) {
     let mut events = daemon.catalogue.subscribe();
-    let mut attempts: HashMap<Uuid, Attempt> = HashMap::new();
+    let mut attempts: HashMap<Key, Attempt> = HashMap::new();
     let mut work = Work::default();
     loop {
         let scheduled = match subject::scheduled(&daemon).await {
             Ok(scheduled) => scheduled,
             Err(problem) => {
-                tracing::warn!("the schedules of snapshots cannot be read: {problem}");
+                tracing::warn!("the schedules cannot be read: {problem}");
                 Vec::new()
             }
         };
@@ -78,7 +121,7 @@ pub async fn follow(daemon: Daemon) {
                 sleep = Some(sleep.map_or(rest, |sleep: Duration| sleep.min(rest)));
             }
         }
-        let known = scheduled.iter().map(|one| (one.subject.uuid(), one.schedule)).collect();
+        let known = scheduled.iter().map(|one| ((one.subject.uuid(), one.key().1.is_some()), one.made)).collect();
         let lacking = scheduled.iter().filter_map(|one| one.lacks).collect();
         let timer = async {
             match sleep {
@@ -90,7 +133,7 @@ pub async fn follow(daemon: Daemon) {
             () = timer => {}
             () = changed(&mut events, &known, &lacking) => {}
             Some(ended) = work.running.join_next() => match ended {
-                Ok(taken) => work.taken.retain(|uuid| !taken.contains(uuid)),
+                Ok(ended) => work.end(ended),
                 // It panicked, which aborts the daemon, or was cancelled with it.
                 Err(_) => return,
             },
@@ -98,22 +141,32 @@ pub async fn follow(daemon: Daemon) {
     }
 }
 
-/// Begins a due snapshot; otherwise returns the time until the next check, unless a running snapshot must end first.
+/// Begins what is due; otherwise returns the time until the next check, unless something that runs must end first.
 async fn begin(
     daemon: &Daemon,
     one: &Scheduled,
-    attempts: &mut HashMap<Uuid, Attempt>,
+    attempts: &mut HashMap<Key, Attempt>,
     work: &mut Work,
 ) -> Option<Duration> {
+    let (key, now) = (one.key(), clock::now());
+    let last = attempts.get(&key);
+    if let (Made::Backups(schedule), Some(period)) = (one.made, work.backed_up.get(&one.subject.uuid())) {
+        if must_skip(one, *period, last, now) {
+            attempts.insert(key, Attempt { skipped: Some(one.period(now)), ..one.attempt(now) });
+            back_up::note_skip(daemon, one.subject, schedule).await;
+        }
+        return Some(one.made.rule().interval().rest(now.wall).unsigned_abs());
+    }
     // In each repository one after the other, since all are due at the same moment.
     if one.needs.iter().any(|uuid| work.taken.contains(uuid)) {
         return None;
     }
-    let (uuid, now) = (one.subject.uuid(), clock::now());
-    let last = attempts.get(&uuid);
     if !may_begin(one, last, now) {
-        if is_due(&one.schedule, &one.taken, now.wall) {
-            keep::note_lack(daemon, one).await;
+        if one.is_due(now) {
+            match one.made {
+                Made::Snapshots(_) => keep::note_lack(daemon, one).await,
+                Made::Backups(schedule) => back_up::note_lack(daemon, one, schedule).await,
+            }
         }
         return Some(rest(one, last, now));
     }
@@ -125,19 +178,61 @@ async fn begin(
             return None;
         }
     }
-    attempts.insert(uuid, Attempt { period: interval(&one.schedule).of(now.wall), up: now.up });
+    attempts.insert(key, one.attempt(now));
     let (daemon, subject) = (daemon.clone(), one.subject);
-    work.begin(one.takes.clone(), async move { keep::keep(&daemon, subject, now).await });
+    match one.made {
+        Made::Snapshots(_) => work.begin(one.takes.clone(), async move { keep::keep(&daemon, subject, now).await }),
+        Made::Backups(schedule) => {
+            work.begin_backup(&daemon, one, schedule, now);
+            // The next one may be due before this one is made.
+            return Some(one.made.rule().interval().rest(now.wall).unsigned_abs());
+        }
+    }
     None
 }
 
+impl Scheduled {
+    fn key(&self) -> Key {
+        let target = match self.made {
+            Made::Snapshots(_) => None,
+            Made::Backups(schedule) => Some(schedule.target),
+        };
+        (self.subject.uuid(), target)
+    }
+
+    /// The number of the period now.
+    fn period(&self, now: Now) -> i64 {
+        self.made.rule().interval().of(now.wall.as_second())
+    }
+
+    fn is_due(&self, now: Now) -> bool {
+        is_due(self.made.rule(), self.taken.iter().copied(), now.wall)
+    }
+
+    fn attempt(&self, now: Now) -> Attempt {
+        Attempt { period: self.made.retry().of(now.wall.as_second()), skipped: None, up: now.up }
+    }
+
+    /// Whether an attempt may not be repeated yet.
+    fn is_tried(&self, last: Option<&Attempt>, now: Now) -> bool {
+        let period = self.made.retry().of(now.wall.as_second());
+        last.is_some_and(|last| last.period == period || last.skipped == Some(self.period(now)))
+    }
+}
+
 /// Waits for a change of a schedule, or for a lacking repository to be attached.
-async fn changed(events: &mut Receiver<Arc<Event>>, known: &HashMap<Uuid, Retention>, lacking: &HashSet<Uuid>) {
+async fn changed(events: &mut Receiver<Arc<Event>>, known: &Known, lacking: &HashSet<Uuid>) {
     loop {
-        let (uuid, retention) = match events.recv().await {
+        let (uuid, schedules) = match events.recv().await {
             Ok(event) => match event.kind {
-                ObjectKind::Vdi => (event.uuid, event.object().ok().flatten().and_then(|vdi: Vdi| vdi.retention)),
-                ObjectKind::Vm => (event.uuid, event.object().ok().flatten().and_then(|vm: Vm| vm.retention)),
+                ObjectKind::Vdi => {
+                    let vdi: Option<Vdi> = event.object().ok().flatten();
+                    (event.uuid, vdi.map(|vdi| (vdi.retention, vdi.backup_schedule)))
+                }
+                ObjectKind::Vm => {
+                    let vm: Option<Vm> = event.object().ok().flatten();
+                    (event.uuid, vm.map(|vm| (vm.retention, vm.backup_schedule)))
+                }
                 ObjectKind::Sr if lacking.contains(&event.uuid) => {
                     let sr: Option<Sr> = event.object().ok().flatten();
                     if sr.is_some_and(|sr| sr.state == SrState::Attached) {
@@ -151,23 +246,30 @@ async fn changed(events: &mut Receiver<Arc<Event>>, known: &HashMap<Uuid, Retent
             Err(RecvError::Lagged(_)) => return,
             Err(RecvError::Closed) => std::future::pending().await,
         };
-        if retention != known.get(&uuid).copied() {
+        let (retention, backups) = schedules.unwrap_or_default();
+        let known = |is_backup| known.get(&(uuid, is_backup)).copied();
+        if retention.map(Made::Snapshots) != known(false) || backups.map(Made::Backups) != known(true) {
             return;
         }
     }
 }
 
 fn may_begin(one: &Scheduled, last: Option<&Attempt>, now: Now) -> bool {
-    let failed = last.is_some_and(|last| last.period == interval(&one.schedule).of(now.wall));
-    one.lacks.is_none() && !failed && again(one, last, now).is_zero() && is_due(&one.schedule, &one.taken, now.wall)
+    one.lacks.is_none() && !one.is_tried(last, now) && again(one, last, now).is_zero() && one.is_due(now)
 }
 
-/// Time until half a period has passed since the last snapshot: by the monotonic clock since the last attempt, and by
-/// the wall clock since the last snapshot, which a restarted daemon knows too.
+/// Whether the backup of this period is left out, because the one of an earlier period is still being made.
+fn must_skip(one: &Scheduled, running: i64, last: Option<&Attempt>, now: Now) -> bool {
+    let period = one.period(now);
+    running != period && last.is_none_or(|last| last.skipped != Some(period)) && again(one, last, now).is_zero()
+}
+
+/// Time until half a period ([`Made::retry`]) has passed since the last snapshot or backup: by the monotonic clock
+/// since the last attempt, and by the wall clock since the last one, which a restarted daemon knows too.
 fn again(one: &Scheduled, last: Option<&Attempt>, now: Now) -> Duration {
-    let apart = interval(&one.schedule).length() / 2;
+    let apart: SignedDuration = one.made.retry().length() / 2;
     let of_attempt = last.map_or(Duration::ZERO, |last| (last.up + apart.unsigned_abs()).saturating_sub(now.up));
-    let since = one.taken.iter().map(|taken| now.wall.duration_since(taken.at));
+    let since = one.taken.iter().map(|taken| now.wall.duration_since(*taken));
     // A snapshot farther ahead was taken while the clock was wrong.
     let near = since.filter(|since| since.abs() < apart).min();
     near.map_or(of_attempt, |since| of_attempt.max((apart - since).unsigned_abs()))
@@ -178,17 +280,19 @@ fn rest(one: &Scheduled, last: Option<&Attempt>, now: Now) -> Duration {
     if one.lacks.is_some() {
         return CLOCK_TRUSTED;
     }
-    let period = interval(&one.schedule);
     let again = again(one, last, now);
-    match is_due(&one.schedule, &one.taken, now.wall) && last.is_none_or(|last| last.period != period.of(now.wall)) {
-        true => again,
-        false => period.rest(now.wall).unsigned_abs().max(again),
-    }
+    let period = match one.is_due(now) {
+        true if !one.is_tried(last, now) => return again,
+        true => one.made.retry(),
+        false => one.made.rule().interval(),
+    };
+    period.rest(now.wall).unsigned_abs().max(again)
 }
 
 #[cfg(test)]
 mod test {
-    use super::plan::Taken;
+    use api::Retention;
+
     use super::*;
 
     fn at(wall: &str, up: u64) -> Now {
@@ -196,10 +300,13 @@ mod test {
     }
 
     fn hourly(taken: &[&str]) -> Scheduled {
-        let taken = taken.iter().map(|at| Taken { snapshot: Uuid::new_v4(), at: at.parse().unwrap() });
-        let schedule = Retention::new(24, 0, 0, 0).unwrap();
+        of(Made::Snapshots(Retention::new(24, 0, 0, 0).unwrap()), taken)
+    }
+
+    fn of(made: Made, taken: &[&str]) -> Scheduled {
+        let taken = taken.iter().map(|at| at.parse().unwrap()).collect();
         let subject = Subject::Vdi(Uuid::new_v4());
-        Scheduled { subject, schedule, taken: taken.collect(), needs: Vec::new(), takes: Vec::new(), lacks: None }
+        Scheduled { subject, made, taken, needs: Vec::new(), takes: Vec::new(), lacks: None }
     }
 
     #[test]
@@ -208,8 +315,7 @@ mod test {
         assert!(may_begin(&one, None, at("2026-11-27T10:00:00Z", 1000)));
         assert!(!may_begin(&one, None, at("2026-11-27T09:59:00Z", 1000)));
         // A failed one is not retried in its period.
-        let period = interval(&one.schedule).of("2026-11-27T10:00:00Z".parse().unwrap());
-        let failed = Attempt { period, up: Duration::from_secs(1000) };
+        let failed = one.attempt(at("2026-11-27T10:00:00Z", 1000));
         assert!(!may_begin(&one, Some(&failed), at("2026-11-27T10:59:59Z", 4500)));
         assert!(may_begin(&one, Some(&failed), at("2026-11-27T11:00:00Z", 4600)));
         // The clock was set a day ahead, and then back.
@@ -221,15 +327,14 @@ mod test {
     #[test]
     fn the_timer_ends_when_a_snapshot_may_be_begun() {
         let one = hourly(&["2026-11-27T10:10:00Z"]);
-        let last = |up| Attempt { period: 0, up: Duration::from_secs(up) };
+        let last = |up| Attempt { period: 0, skipped: None, up: Duration::from_secs(up) };
         assert_eq!(rest(&one, None, at("2026-11-27T10:10:00Z", 1000)).as_secs(), 3000);
         assert_eq!(rest(&one, Some(&last(1000)), at("2026-11-27T10:10:00Z", 1000)).as_secs(), 3000);
         // In a period without a snapshot, half a period after the last one.
         assert_eq!(rest(&one, Some(&last(1000)), at("2026-11-27T11:00:00Z", 1600)).as_secs(), 1200);
         assert_eq!(rest(&one, None, at("2026-11-27T11:00:00Z", 1600)), Duration::ZERO);
         // After a failure, not before the next period.
-        let failed =
-            Attempt { period: interval(&one.schedule).of("2026-11-27T11:30:00Z".parse().unwrap()), ..last(1000) };
+        let failed = one.attempt(at("2026-11-27T11:30:00Z", 1000));
         assert_eq!(rest(&one, Some(&failed), at("2026-11-27T11:30:00Z", 1000)).as_secs(), 1800);
     }
 
@@ -243,5 +348,30 @@ mod test {
         assert!(!may_begin(&hourly(&["2026-11-27T11:10:00Z"]), None, at("2026-11-27T10:50:00Z", 1000)));
         // The clock was a day ahead: that snapshot is not waited for.
         assert!(may_begin(&hourly(&["2026-11-28T10:10:00Z"]), None, at("2026-11-27T10:50:00Z", 1000)));
+    }
+
+    #[test]
+    fn a_failed_backup_is_tried_each_hour_and_one_that_was_left_out_in_the_next_period() {
+        let target = Uuid::new_v4();
+        let daily = Made::Backups(BackupSchedule { target, hourly: 0, daily: 7, weekly: 0, monthly: 0 });
+        let one = of(daily, &["2026-11-26T00:00:00Z"]);
+        let begun = at("2026-11-27T00:00:00Z", 1000);
+        assert!(may_begin(&one, None, begun));
+        let failed = one.attempt(begun);
+        assert!(!may_begin(&one, Some(&failed), at("2026-11-27T00:59:59Z", 4599)));
+        assert!(may_begin(&one, Some(&failed), at("2026-11-27T01:00:00Z", 4600)));
+        assert_eq!(rest(&one, Some(&failed), at("2026-11-27T00:10:00Z", 1600)).as_secs(), 3000);
+        // The one of the day before was being made until ten.
+        let before = one.period(begun) - 1;
+        assert!(must_skip(&one, before, None, begun) && !must_skip(&one, before + 1, None, begun));
+        let skipped = Attempt { skipped: Some(one.period(begun)), ..failed };
+        assert!(!must_skip(&one, before, Some(&skipped), at("2026-11-27T09:00:00Z", 33_400)));
+        assert!(!may_begin(&one, Some(&skipped), at("2026-11-27T10:00:00Z", 37_000)));
+        assert!(may_begin(&one, Some(&skipped), at("2026-11-28T00:00:00Z", 87_400)));
+        // It was made.
+        let made = of(daily, &["2026-11-27T00:00:00Z"]);
+        assert!(!may_begin(&made, None, at("2026-11-27T23:59:00Z", 90_000)));
+        assert_eq!(rest(&made, Some(&failed), at("2026-11-27T12:00:00Z", 44_200)).as_secs(), 12 * 3600);
+        assert!(may_begin(&made, None, at("2026-12-24T09:00:00Z", 5)), "one that was missed is made, once");
     }
 }

@@ -7,4 +7,6 @@ pub mod firmware;
 pub mod nbd;
 pub mod program;
 pub mod ring;
+#[cfg(feature = "s3")]
+pub mod s3_server;
 pub mod vhost;

@@ -62,6 +62,8 @@ pub enum StoreErrorKind {
     Unsuitable,
     /// The server does not accept the credentials, or does not let them do this.
     Refused,
+    /// The server has no such bucket.
+    NoBucket,
     /// The server redirects requests to another one.
     Elsewhere,
     /// Any other failure of the storage.
@@ -82,8 +84,10 @@ impl StoreErrorKind {
             Self::Refused => {
                 "the server refuses access: check the credentials, their rights and the name of the bucket"
             }
+            Self::NoBucket => "the server has no such bucket: check its name, the server and the region, or create it",
             Self::Elsewhere => {
-                "the bucket is elsewhere: set AWS_REGION and AWS_ENDPOINT_URL to the region and the server that it is in"
+                "the bucket is elsewhere: set AWS_REGION and AWS_ENDPOINT_URL, or --region and --endpoint, to the \
+                 region and the server that it is in"
             }
             Self::Io => "the storage failed: check the server or the disk, and repeat",
         }

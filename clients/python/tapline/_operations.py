@@ -10,18 +10,21 @@ def _given(fields):
 class Operations(Transport):
     """Each operation as a method with the API's name; what is left out is the daemon's default."""
 
-    def backup_target_add(self, *, name, path, key_file=UNSET, target_id=UNSET, uuid=UNSET):
-        """Registers the backup target in a directory of the host. Nothing is written there.
+    def backup_target_add(self, *, name, path, key_file=UNSET, s3=UNSET, target_id=UNSET, uuid=UNSET):
+        """Registers the backup target in a directory of the host or in a bucket. Nothing is written there.
 
         key_file: The file with its key, readable by its owner only; required if it is encrypted.
         name: A unique name.
-        path: The directory.
+        path: The directory, or the bucket: `s3://BUCKET[/PREFIX]`.
+        s3: How its bucket is reached; required for one, and only for one.
         target_id: The ID that the target must have; if omitted, that of the target found there.
         uuid: Its identity; a random one if omitted.
 
         Returns a `BackupTarget`.
         """
-        body = _given({"key_file": key_file, "name": name, "path": path, "target_id": target_id, "uuid": uuid})
+        body = _given({
+            "key_file": key_file, "name": name, "path": path, "s3": s3, "target_id": target_id, "uuid": uuid,
+        })
         return self.request("POST", "/v1/backup-targets", body=body)
 
     def backup_target_backups(self, uuid, *, vdi=UNSET, limit=UNSET, after=UNSET):
@@ -746,14 +749,15 @@ class Operations(Transport):
         """
         return self.request("POST", f"/v1/vbds/{uuid}/upgrade", if_match=if_match)
 
-    def vdi_backup(self, uuid, *, target, if_match=None):
+    def vdi_backup(self, uuid, *, target, full=UNSET, if_match=None):
         """Backs up a VDI, which may be plugged, to a target. The task's result contains the ID of the backup.
 
+        full: Read everything, even if it is known what has changed since the last backup.
         target: The backup target.
 
         Returns a `Task` to wait for.
         """
-        body = _given({"target": target})
+        body = _given({"full": full, "target": target})
         return self.request("POST", f"/v1/vdis/{uuid}/backup", body=body, if_match=if_match)
 
     def vdi_cbt_disable(self, uuid, *, if_match=None):
@@ -939,11 +943,13 @@ class Operations(Transport):
         return self.request("POST", f"/v1/vdis/{uuid}/merge", if_match=if_match)
 
     def vdi_patch(
-        self, uuid, *, description=UNSET, logical_block_size=UNSET, name=UNSET, other_config=UNSET, read_only=UNSET,
-        retention=UNSET, scheduled=UNSET, tags=UNSET, if_match=None,
+        self, uuid, *, backup_schedule=UNSET, description=UNSET, logical_block_size=UNSET, name=UNSET,
+        other_config=UNSET, read_only=UNSET, retention=UNSET, scheduled=UNSET, tags=UNSET, if_match=None,
     ):
         """Changes the name, description, tags, strings of programs, schedule of snapshots or read-only flag of a VDI.
 
+        backup_schedule: The schedule by which it is backed up, and how many backups are retained; null ends it. The
+            backups stay.
         description: Its description.
         logical_block_size: Size of the sectors that a guest addresses, in bytes; cannot be changed while it is plugged.
             A guest finds its partitions only with the size with which it made them.
@@ -957,8 +963,9 @@ class Operations(Transport):
         Returns a `Vdi`.
         """
         body = _given({
-            "description": description, "logical_block_size": logical_block_size, "name": name, "other_config":
-            other_config, "read_only": read_only, "retention": retention, "scheduled": scheduled, "tags": tags,
+            "backup_schedule": backup_schedule, "description": description, "logical_block_size": logical_block_size,
+            "name": name, "other_config": other_config, "read_only": read_only, "retention": retention, "scheduled":
+            scheduled, "tags": tags,
         })
         return self.request("PATCH", f"/v1/vdis/{uuid}", body=body, if_match=if_match)
 
@@ -1017,15 +1024,16 @@ class Operations(Transport):
         })
         return self.request("POST", f"/v1/vdis/{uuid}/snapshot", body=body, if_match=if_match)
 
-    def vm_backup(self, uuid, *, target, if_match=None):
+    def vm_backup(self, uuid, *, target, full=UNSET, if_match=None):
         """Backs up all disks of a VM at one moment, and what the VM is. The task's result contains the IDs of the
         backups.
 
+        full: Read everything, even if it is known what has changed since the last backup.
         target: The backup target.
 
         Returns a `Task` to wait for.
         """
-        body = _given({"target": target})
+        body = _given({"full": full, "target": target})
         return self.request("POST", f"/v1/vms/{uuid}/backup", body=body, if_match=if_match)
 
     def vm_clone(self, uuid, *, name, description=UNSET, snapshot=UNSET, new_uuid=UNSET, if_match=None):
@@ -1109,12 +1117,14 @@ class Operations(Transport):
         })
 
     def vm_patch(
-        self, uuid, *, autostart=UNSET, boot=UNSET, description=UNSET, memory=UNSET, name=UNSET, other_config=UNSET,
-        platform=UNSET, retention=UNSET, seed=UNSET, tags=UNSET, vcpus=UNSET, if_match=None,
+        self, uuid, *, autostart=UNSET, backup_schedule=UNSET, boot=UNSET, description=UNSET, memory=UNSET, name=UNSET,
+        other_config=UNSET, platform=UNSET, retention=UNSET, seed=UNSET, tags=UNSET, vcpus=UNSET, if_match=None,
     ):
         """Changes a VM, its schedule of snapshots too; its hardware only while it is halted.
 
         autostart: Autostart when the host boots; null disables it.
+        backup_schedule: The schedule by which it is backed up with all of its disks, and how many backups are retained;
+            null ends it. The backups stay.
         boot: Boot source.
         description: Its description.
         memory: Memory in bytes.
@@ -1129,9 +1139,9 @@ class Operations(Transport):
         Returns a `Vm`.
         """
         body = _given({
-            "autostart": autostart, "boot": boot, "description": description, "memory": memory, "name": name,
-            "other_config": other_config, "platform": platform, "retention": retention, "seed": seed, "tags": tags,
-            "vcpus": vcpus,
+            "autostart": autostart, "backup_schedule": backup_schedule, "boot": boot, "description": description,
+            "memory": memory, "name": name, "other_config": other_config, "platform": platform, "retention": retention,
+            "seed": seed, "tags": tags, "vcpus": vcpus,
         })
         return self.request("PATCH", f"/v1/vms/{uuid}", body=body, if_match=if_match)
 

@@ -1,6 +1,6 @@
 //! Backup targets, and the snapshots that the daemon takes for backups.
 //!
-//! It knows nothing of what is on a target. Invariant: no column holds a key, only the path of its file.
+//! It knows nothing of what is on a target. Invariant: no column holds a key or other secret, only the paths of files.
 
 use api::{BackupTarget, Code, Problem};
 use rusqlite::{Row, named_params};
@@ -26,6 +26,7 @@ fn of_row(row: &Row<'_>) -> rusqlite::Result<BackupTarget> {
         uuid: row.get::<_, Id>("uuid")?.0,
         name: text(row, "name")?,
         path: text(row, "path")?,
+        s3: row.get::<_, Option<Json<_>>>("s3")?.map(|json| json.0),
         target_id: row.get("target_id")?,
         key_file: key_file.map(|_| text(row, "key_file")).transpose()?,
         created: row.get::<_, Time>("created")?.0,
@@ -78,18 +79,19 @@ impl Tx<'_> {
                 .advise("choose another one, or remove that one: tapline target remove"));
         }
         self.execute(
-            "INSERT INTO backup_target VALUES (:uuid, :name, :path, :target_id, :key_file, :created)",
+            "INSERT INTO backup_target VALUES (:uuid, :name, :path, :target_id, :key_file, :created, :s3)",
             named_params! {
                 ":uuid": Id(target.uuid), ":name": target.name.as_str(), ":path": target.path.as_str(),
                 ":target_id": target.target_id, ":key_file": target.key_file.as_ref().map(api::AbsolutePath::as_str),
-                ":created": Time(target.created),
+                ":created": Time(target.created), ":s3": target.s3.as_ref().map(Json),
             },
         )?;
         Ok(())
     }
 
-    /// Forgets a backup target. What is on it stays.
+    /// Forgets a backup target, unless a schedule backs up to it. What is on it stays.
     pub fn remove_backup_target(&mut self, uuid: Uuid) -> Result<(), Problem> {
+        self.check_target_not_scheduled(uuid)?;
         match self.execute("DELETE FROM backup_target WHERE uuid = ?1", [Id(uuid)])? {
             0 => Err(missing(uuid)),
             _ => Ok(()),

@@ -69,6 +69,8 @@ pub fn check_rows(connection: &Connection) -> Result<(), Problem> {
         for vdi in view.scheduled_vdis()? {
             view.retention_rests(vdi.uuid)?;
         }
+        view.vdis_to_back_up()?;
+        view.vms_to_back_up()?;
         view.vm_snapshots(None)?;
         view.leases()?;
         view.tasks(false)?;

@@ -126,7 +126,7 @@ impl Tx<'_> {
                 "INSERT INTO vdi VALUES
                  (:uuid, :image, :name, :description, :read_only, :snapshot_of, :snapshot_time, :created, :tags,
                   :other_config, :retention, :scheduled, :rests, NULL, :logical_block_size, :cbt,
-                  :for_backup)
+                  :for_backup, NULL, NULL, NULL)
                  ON CONFLICT (uuid) DO UPDATE SET image = :image, name = :name, description = :description,
                  read_only = :read_only, snapshot_of = :snapshot_of, snapshot_time = :snapshot_time, created = :created,
                  tags = :tags, other_config = :other_config, scheduled = :scheduled,

@@ -56,6 +56,9 @@ fn with(row: &Row<'_>, depth: u32, users: Vec<Use>) -> rusqlite::Result<Vdi> {
         snapshot_time: row.get::<_, Option<Time>>("snapshot_time")?.map(|time| time.0),
         retention: row.get::<_, Option<Json<_>>>("retention")?.map(|json| json.0),
         retention_problem: row.get::<_, Option<Json<_>>>("retention_problem")?.map(|json| json.0),
+        backup_schedule: row.get::<_, Option<Json<_>>>("backup_schedule")?.map(|json| json.0),
+        last_backup: row.get::<_, Option<Time>>("last_backup")?.map(|time| time.0),
+        backup_problem: row.get::<_, Option<Json<_>>>("backup_problem")?.map(|json| json.0),
         scheduled: row.get("scheduled")?,
         for_backup: row.get("for_backup")?,
         cbt: row.get::<_, Option<Json<_>>>("cbt")?.map(|json| json.0),
@@ -167,6 +170,12 @@ impl View<'_> {
         self.with_health(self.rows(&sql, [], of_row)?)
     }
 
+    /// The VDIs that have a schedule of backups.
+    pub fn vdis_to_back_up(&self) -> Result<Vec<Vdi>, Problem> {
+        let of = "WHERE vdi.backup_schedule IS NOT NULL ORDER BY vdi.uuid";
+        self.with_health(self.rows(&format!("SELECT {COLUMNS}, {OF_FEW} FROM {FROM} {of}"), [], of_row)?)
+    }
+
     /// Until when the schedule of a VDI destroys nothing, if that was recorded.
     pub fn retention_rests(&self, vdi: Uuid) -> Result<Option<Timestamp>, Problem> {
         let sql = "SELECT retention_rests FROM vdi WHERE uuid = ?1 AND retention_rests IS NOT NULL";
@@ -206,10 +215,15 @@ impl View<'_> {
 /// Refuses a schedule that would have nothing to do, and a mark that only the schedule gives.
 fn check_schedule(vdi: &Vdi, patch: &VdiPatch) -> Result<(), Problem> {
     let uuid = vdi.uuid;
-    if patch.retention.unwrap_or(vdi.retention).is_some() && patch.read_only.unwrap_or(vdi.read_only) {
-        let what = format!("VDI {uuid} cannot be read-only and have a schedule of snapshots: it has one state then");
+    let scheduled = [
+        ("retention", "snapshots", patch.retention.unwrap_or(vdi.retention).is_some()),
+        ("backup_schedule", "backups", patch.backup_schedule.unwrap_or(vdi.backup_schedule).is_some()),
+    ];
+    let is_read_only = patch.read_only.unwrap_or(vdi.read_only);
+    if let Some((field, made, _)) = scheduled.into_iter().find(|(_, _, is_set)| *is_set && is_read_only) {
+        let what = format!("VDI {uuid} cannot be read-only and have a schedule of {made}: it has one state then");
         let advice = "end its schedule, or set one on the VDI that is written";
-        return Err(Problem::new(Code::State, what).field("retention").advise(advice));
+        return Err(Problem::new(Code::State, what).field(field).advise(advice));
     }
     if patch.scheduled == Some(true) && !vdi.scheduled {
         let what = format!("VDI {uuid} was not taken by a schedule");
@@ -248,7 +262,8 @@ impl Tx<'_> {
         self.execute(
             "INSERT INTO vdi VALUES
              (:uuid, :image, :name, :description, :read_only, :snapshot_of, :snapshot_time, :created,
-              :tags, :other_config, NULL, :scheduled, NULL, NULL, :logical_block_size, NULL, :for_backup)",
+              :tags, :other_config, NULL, :scheduled, NULL, NULL, :logical_block_size, NULL, :for_backup,
+              NULL, NULL, NULL)",
             named_params! {
                 ":uuid": Id(vdi.uuid), ":image": Id(vdi.image), ":name": vdi.name.as_str(),
                 ":description": vdi.description.as_str(), ":read_only": vdi.read_only,
@@ -314,6 +329,10 @@ impl Tx<'_> {
             let sql = "UPDATE vdi SET retention_rests = NULL, retention_problem = NULL WHERE uuid = ?1";
             self.execute(sql, [Id(uuid)])?;
             vdi.retention_problem = None;
+        }
+        if let Some(schedule) = patch.backup_schedule {
+            self.set_backup_schedule(ObjectKind::Vdi, uuid, (vdi.backup_schedule, schedule))?;
+            vdi = self.vdi(uuid)?;
         }
         self.note_vdi(uuid)?;
         self.touch(ObjectKind::Vdi, uuid, Change::Changed);

@@ -39,6 +39,9 @@ fn of_row(row: &Row<'_>) -> rusqlite::Result<Vm> {
         autostart: row.get::<_, Option<Json<_>>>("autostart")?.map(|json| json.0),
         retention: row.get::<_, Option<Json<_>>>("retention")?.map(|json| json.0),
         retention_problem: row.get::<_, Option<Json<_>>>("retention_problem")?.map(|json| json.0),
+        backup_schedule: row.get::<_, Option<Json<_>>>("backup_schedule")?.map(|json| json.0),
+        last_backup: row.get::<_, Option<Time>>("last_backup")?.map(|time| time.0),
+        backup_problem: row.get::<_, Option<Json<_>>>("backup_problem")?.map(|json| json.0),
         seed: row.get("seeded")?,
         power: row.get::<_, Word<_>>("power")?.0,
         suspended: row.get::<_, Option<Json<VmMemory>>>("saved")?.map(|json| json.0.shown()),
@@ -68,6 +71,11 @@ impl View<'_> {
     /// The VMs that have a schedule of snapshots.
     pub fn scheduled_vms(&self) -> Result<Vec<Vm>, Problem> {
         self.rows(&format!("{SELECT} WHERE vm.retention IS NOT NULL ORDER BY vm.uuid"), [], of_row)
+    }
+
+    /// The VMs that have a schedule of backups.
+    pub fn vms_to_back_up(&self) -> Result<Vec<Vm>, Problem> {
+        self.rows(&format!("{SELECT} WHERE vm.backup_schedule IS NOT NULL ORDER BY vm.uuid"), [], of_row)
     }
 
     /// The process of a VM, if it has one.
@@ -112,7 +120,8 @@ impl Tx<'_> {
     pub fn insert_vm(&mut self, vm: &Vm) -> Result<(), Problem> {
         self.execute(
             "INSERT INTO vm VALUES (:uuid, :name, :description, :driver, :memory, :vcpus, :boot, :platform, :power,
-             NULL, NULL, NULL, NULL, NULL, :created, :autostart, :tags, :other_config, NULL, :retention, NULL, NULL)",
+             NULL, NULL, NULL, NULL, NULL, :created, :autostart, :tags, :other_config, NULL, :retention, NULL, NULL,
+             NULL, NULL, NULL)",
             named_params! {
                 ":uuid": Id(vm.uuid), ":name": vm.name.as_str(), ":description": vm.description.as_str(),
                 ":driver": Word(vm.driver), ":memory": vm.memory, ":vcpus": vm.vcpus, ":boot": Json(&vm.boot),
@@ -168,6 +177,10 @@ impl Tx<'_> {
                 ":retention_problem": vm.retention_problem.as_ref().map(Json),
             },
         )?;
+        if let Some(schedule) = patch.backup_schedule {
+            self.set_backup_schedule(ObjectKind::Vm, uuid, (vm.backup_schedule, schedule))?;
+            vm = self.vm(uuid)?;
+        }
         if let Some(seed) = &patch.seed {
             self.set_seed(uuid, seed.as_ref())?;
             vm.seed = seed.is_some();

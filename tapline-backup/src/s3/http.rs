@@ -19,6 +19,7 @@ use object_store::client::{
     ClientConfigKey, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
 };
 use object_store::{ClientOptions, Result};
+use reqwest::Certificate;
 use reqwest::redirect::Policy;
 
 /// How long a server may be silent.
@@ -37,13 +38,19 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Connector {
     /// How long a server may be silent ([`SILENCE`]).
     pub silence: Duration,
+    /// The authorities that are trusted, if not those of the system.
+    pub authorities: Option<Vec<Certificate>>,
 }
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> Result<HttpClient> {
         let is_plain = options.get_config_value(&ClientConfigKey::AllowHttp).is_some_and(|allowed| allowed == "true");
         let builder = || {
-            reqwest::Client::builder()
+            let builder = match &self.authorities {
+                Some(authorities) => reqwest::Client::builder().tls_certs_only(authorities.iter().cloned()),
+                None => reqwest::Client::builder(),
+            };
+            builder
                 .user_agent(concat!(env!("CARGO_PKG_NAME"), "/", env!("CARGO_PKG_VERSION")))
                 .redirect(Policy::none())
                 .connect_timeout(CONNECT_TIMEOUT)

@@ -10,6 +10,5 @@ mod room;
 mod round_trip;
 mod rule;
 mod s3;
-mod s3_server;
 mod servers;
 mod trouble;

@@ -1,13 +1,15 @@
 //! Targets in a bucket: of a server in memory, or, with `TAPLINE_TEST_S3=s3://BUCKET` and the variables that Tapline
 //! itself uses, of a real one.
 
+use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
 use rustix::process::{Pid, Signal, kill_process};
+use testkit::certificates::Authority;
+use testkit::s3_server::{Bucket, Fault};
 
 use crate::killed::{children, kill_backups};
 use crate::room::{Room, begun, id};
-use crate::s3_server::{Bucket, Fault};
 use crate::trouble::back_up_and_prune_at_once;
 
 const TARGET: &str = "s3://bucket/of/tests";
@@ -166,6 +168,33 @@ fn the_process_that_serves_an_image_has_no_keys() {
 }
 
 #[test]
+fn a_key_in_a_file_and_an_authority_are_used_instead_of_the_environment() {
+    let bucket = Bucket::start();
+    let others = [("AWS_ACCESS_KEY_ID", "other"), ("AWS_SECRET_ACCESS_KEY", "other"), ("AWS_REGION", "other")];
+    let others = others.map(|(name, value)| (name, value.to_owned())).to_vec();
+    let room = Room::with_bucket(TARGET, [others, vec![("AWS_ENDPOINT_URL", "http://127.0.0.1:1".into())]].concat());
+    let authority = Authority::new(&room.path("authority")).unwrap();
+    let server = authority.server().unwrap();
+    let url = bucket.url_behind_tls(&server);
+    let file = room.path("credentials");
+    std::fs::write(&file, "[default]\naws_access_key_id = key\naws_secret_access_key = secret\n").unwrap();
+    let mode = |mode| std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+    let (file, ca) = (file.to_str().unwrap(), server.join("ca-cert.pem"));
+    let words = |verb: &[&str], more: &[&str]| {
+        room.run(&[verb, &[TARGET, "--credentials", file, "--endpoint", &url, "--region", "here"], more].concat())
+    };
+    let trusted = ["--ca-file", ca.to_str().unwrap()];
+    mode(0o640);
+    words(&["target", "create"], &trusted).failed(64, "with mode 640");
+    mode(0o600);
+    assert_eq!(words(&["target", "create"], &trusted).code, 0);
+    assert_eq!(words(&["list"], &trusted).code, 0);
+    words(&["list"], &[]).failed(4, "is not reachable");
+    words(&["list"], &["--ca-file", file]).failed(64, "cannot read certificates");
+    room.run(&["list", "t", "--endpoint", &url]).failed(64, "--endpoint is for a target in S3");
+}
+
+#[test]
 fn killed_backups_in_a_bucket_do_not_count() {
     let (_bucket, room) = sound();
     kill_backups(&room);
@@ -201,7 +230,7 @@ fn troubles_of_a_bucket_are_named() {
     for (fault, code, text) in [
         (Fault::Full, 9, "the target is full"),
         (Fault::Denied, 4, "check the credentials"),
-        (Fault::Gone, 4, "NoSuchBucket"),
+        (Fault::Gone, 4, "the server has no such bucket"),
     ] {
         bucket.set(fault);
         room.run(&create).failed(code, text);

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use api::client::Client;
 use api::health::Seen;
-use api::{Code, Health, Problem};
+use api::{BackupSchedule, Code, Health, Problem};
 use jiff::Timestamp;
 use stats::{Delays, ReadError, Reader, Snapshot};
 use vm::syntax::shell_word;
@@ -202,10 +202,11 @@ fn of_daemon(client: Option<&Client>) -> (Option<usize>, Vec<Check>) {
         })
     });
     match asked {
-        Ok((plugged, ill)) if ill.is_empty() => {
-            (Some(plugged), vec![good("the daemon's disks and repositories are healthy")])
+        Ok((plugged, ill, missed)) => {
+            let healthy = ill.is_empty().then(|| good("the daemon's disks and repositories are healthy"));
+            let ill = ill.iter().map(|(name, health)| check(name, health));
+            (Some(plugged), healthy.into_iter().chain(ill).chain(missed).collect())
         }
-        Ok((plugged, ill)) => (Some(plugged), ill.iter().map(|(name, health)| check(name, health)).collect()),
         Err(problem) if problem.code == Code::Unreachable => (None, Vec::new()),
         Err(problem) => {
             let what = format!("whether the daemon's disks and repositories are healthy: {problem}");
@@ -214,11 +215,44 @@ fn of_daemon(client: Option<&Client>) -> (Option<usize>, Vec<Check>) {
     }
 }
 
-/// The number of plugged disks, and the disks and repositories that are not healthy, by name. A disk is a VDI, whose
-/// health is that of its VBDs, too.
-async fn ill(client: &Client) -> Result<(usize, Vec<(String, Health)>), Problem> {
+/// The number of plugged disks, the disks and repositories that are not healthy, by name, and the schedules that did
+/// not do what was due. A disk is a VDI, whose health is that of its VBDs, too.
+async fn ill(client: &Client) -> Result<(usize, Vec<(String, Health)>, Vec<Check>), Problem> {
     let plugged = client.vbds(None, None, None).await?.iter().filter(|vbd| vbd.pid.is_some()).count();
     let srs = client.srs(None).await?.into_iter().map(|sr| (format!("the repository '{}'", sr.name), sr.health));
-    let vdis = client.vdis(None, None).await?.into_iter().map(|vdi| (format!("the disk '{}'", vdi.name), vdi.health));
-    Ok((plugged, srs.chain(vdis).filter(|(_, health)| is_ill(health)).collect()))
+    let vdis = client.vdis(None, None).await?;
+    let of_vdis = vdis.iter().flat_map(|vdi| {
+        let backups = (vdi.backup_schedule, vdi.last_backup, vdi.backup_problem.as_ref());
+        missed(&format!("the disk '{}'", vdi.name), vdi.retention_problem.as_ref(), backups)
+    });
+    let vms = client.vms(None).await?;
+    let of_vms = vms.iter().flat_map(|vm| {
+        let backups = (vm.backup_schedule, vm.last_backup, vm.backup_problem.as_ref());
+        missed(&format!("the machine '{}'", vm.name), vm.retention_problem.as_ref(), backups)
+    });
+    let missed = of_vdis.chain(of_vms).collect();
+    let vdis = vdis.into_iter().map(|vdi| (format!("the disk '{}'", vdi.name), vdi.health));
+    Ok((plugged, srs.chain(vdis).filter(|(_, health)| is_ill(health)).collect(), missed))
+}
+
+/// What the schedules of an object did not do: snapshots, and backups with their schedule and the time of the last one.
+fn missed(
+    name: &str,
+    snapshots: Option<&Problem>,
+    (schedule, last, backups): (Option<BackupSchedule>, Option<Timestamp>, Option<&Problem>),
+) -> Vec<Check> {
+    let found = |what: &str, problem: &Problem| {
+        let text = control::printable(&format!("{name} {what}: {}", problem.detail));
+        let mend = problem.advice.as_deref().map(control::printable);
+        Check { mend, ..bad(text, "") }
+    };
+    let since = last.map_or_else(String::new, |last| format!(" since {last:.0}"));
+    let overdue = schedule.filter(|_| backups.is_none()).zip(last);
+    let overdue = overdue.filter(|(schedule, last)| schedule.is_overdue(*last, Timestamp::now())).map(|_| {
+        let text = control::printable(&format!("{name} has no backup by its schedule{since}"));
+        bad(text, "tapline task list --open shows what the target is in use for")
+    });
+    let snapshots = snapshots.map(|problem| found("has no snapshot by its schedule", problem));
+    let backups = backups.map(|problem| found(&format!("has a problem with its backups{since}"), problem));
+    snapshots.into_iter().chain(backups).chain(overdue).collect()
 }

@@ -18,6 +18,9 @@ pub struct Backup {
     /// The backup target: its name or UUID prefix ('tapline target list')
     #[arg(long = "to", value_name = "TARGET")]
     backup_target: String,
+    /// Read everything, even if it is known what has changed since the last backup
+    #[arg(long)]
+    full: bool,
     #[command(flatten)]
     waiting: Waiting,
 }
@@ -57,7 +60,7 @@ impl Backup {
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let vdi = self.vdi.find(session).await?;
         let target = session.backup_target(&self.backup_target).await?;
-        let answer = session.client.vdi_backup(vdi, &VdiBackup { target }).await?;
+        let answer = session.client.vdi_backup(vdi, &VdiBackup { target, full: self.full }).await?;
         match session.outcome(answer, self.waiting).await? {
             Outcome::Done(made) => print(&report(&made)),
             Outcome::Printed => Ok(()),

@@ -1,9 +1,9 @@
-//! `vdi schedule` and `vdi pin`: sets the schedule of a disk's snapshots, and protects snapshots from it.
+//! `vdi schedule` and `vdi pin`: sets the schedules of a disk's snapshots and backups, and protects snapshots from it.
 
 use api::{Problem, VdiPatch};
 
 use super::Disk;
-use crate::schedule::Retained;
+use crate::schedule::{Retained, To};
 use crate::session::Session;
 
 /// Arguments of `vdi schedule`.
@@ -13,6 +13,8 @@ use crate::session::Session;
 pub struct Schedule {
     #[command(flatten)]
     vdi: Disk,
+    #[command(flatten)]
+    to: To,
     #[command(flatten)]
     retained: Retained,
 }
@@ -28,7 +30,14 @@ pub struct Pin {
 impl Schedule {
     /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
-        let patch = VdiPatch { retention: Some(self.retained.retention()?), ..VdiPatch::default() };
+        let before = async || {
+            let vdi = session.client.vdi(self.vdi.find(session).await?).await?;
+            Ok(vdi.backup_schedule)
+        };
+        let patch = match self.to.schedule(session, &self.retained, before).await? {
+            None => VdiPatch { retention: Some(self.retained.retention()?), ..VdiPatch::default() },
+            Some(schedule) => VdiPatch { backup_schedule: Some(schedule), ..VdiPatch::default() },
+        };
         patch_vdi(session, &self.vdi, &patch).await
     }
 }

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use crate::column::{Column, Uuids};
 use crate::health;
 use crate::label;
-use crate::schedule::missed_snapshot;
+use crate::schedule::{backed_up, last_backup, missed};
 use crate::word;
 
 type VdiColumn = Column<Vdi>;
@@ -36,7 +36,10 @@ pub const COLUMNS: &[VdiColumn] = &[
     VdiColumn::new("snapshot time", |vdi, _| vdi.snapshot_time.map(|at| format!("{at:.0}")).unwrap_or_default())
         .alone(),
     VdiColumn::new("keeps", |vdi, _| vdi.retention.map(|schedule| schedule.to_string()).unwrap_or_default()).alone(),
-    VdiColumn::new("not kept", |vdi, _| missed_snapshot(vdi.retention_problem.as_ref())).alone(),
+    VdiColumn::new("not kept", |vdi, _| missed(vdi.retention_problem.as_ref())).alone(),
+    VdiColumn::new("backed up", |vdi, uuids| backed_up(vdi.backup_schedule.as_ref(), uuids)).alone(),
+    VdiColumn::new("last backup", |vdi, _| last_backup(vdi.last_backup)).alone(),
+    VdiColumn::new("not backed up", |vdi, _| missed(vdi.backup_problem.as_ref())).alone(),
     VdiColumn::new("taken by", |vdi, _| if vdi.scheduled { "its schedule".into() } else { String::new() }).alone(),
     VdiColumn::new("health", |vdi, _| health::in_words(&vdi.health, Timestamp::now())).alone(),
     VdiColumn::new("reason", |vdi, _| vdi.health.reason.clone().unwrap_or_default()).alone(),

@@ -1,6 +1,7 @@
 //! `vm backup` and `vm restore`.
 
 use api::{BackupId, Description, Name, Problem, VmBackup, VmRestore};
+use control::printable;
 use control::size::readable;
 use serde_json::Value;
 
@@ -15,6 +16,9 @@ pub struct Backup {
     /// The backup target: its name or UUID prefix ('tapline target list')
     #[arg(long = "to", value_name = "TARGET")]
     backup_target: String,
+    /// Read everything, even if it is known what has changed since the last backup
+    #[arg(long)]
+    full: bool,
     #[command(flatten)]
     waiting: Waiting,
 }
@@ -46,7 +50,7 @@ impl Backup {
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let vm = session.vm(&self.vm).await?;
         let target = session.backup_target(&self.backup_target).await?;
-        let answer = session.client.vm_backup(vm, &VmBackup { target }).await?;
+        let answer = session.client.vm_backup(vm, &VmBackup { target, full: self.full }).await?;
         match session.outcome(answer, self.waiting).await? {
             Outcome::Done(made) => print(&report(&made)),
             Outcome::Printed => Ok(()),
@@ -54,11 +58,13 @@ impl Backup {
     }
 }
 
-/// A line for each disk.
+/// A line for each disk, and why everything was read of it.
 fn report(made: &Value) -> String {
     let line = |disk: &Value| {
         let bytes = |field: &str| readable(disk["statistics"][field].as_u64().unwrap_or(0));
-        format!("{}  {} read, {} sent\n", disk["backup"].as_str().unwrap_or_default(), bytes("read"), bytes("sent"))
+        let why = disk["full"].as_str().map(|full| format!("; everything was read: {}", printable(full)));
+        let [backup, why] = [disk["backup"].as_str().unwrap_or_default(), &why.unwrap_or_default()];
+        format!("{backup}  {} read, {} sent{why}\n", bytes("read"), bytes("sent"))
     };
     made["disks"].as_array().into_iter().flatten().map(line).collect()
 }

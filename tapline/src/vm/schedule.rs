@@ -1,9 +1,10 @@
-//! `vm schedule` and `vm pin`: sets the schedule of snapshots of a machine's disks, and protects snapshots from it.
+//! `vm schedule` and `vm pin`: sets the schedules of snapshots of a machine's disks and of its backups, and protects
+//! snapshots from it.
 
 use api::{Problem, VmPatch, VmSnapshotPatch};
 
 use super::snapshot;
-use crate::schedule::Retained;
+use crate::schedule::{Retained, To};
 use crate::session::Session;
 
 /// Arguments of `vm schedule`.
@@ -13,6 +14,8 @@ use crate::session::Session;
 pub struct Schedule {
     /// Name or UUID prefix of the machine
     vm: String,
+    #[command(flatten)]
+    to: To,
     #[command(flatten)]
     retained: Retained,
 }
@@ -31,7 +34,11 @@ impl Schedule {
     /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let vm = session.vm(&self.vm).await?;
-        let patch = VmPatch { retention: Some(self.retained.retention()?), ..VmPatch::default() };
+        let before = async || Ok(session.client.vm(vm).await?.backup_schedule);
+        let patch = match self.to.schedule(session, &self.retained, before).await? {
+            None => VmPatch { retention: Some(self.retained.retention()?), ..VmPatch::default() },
+            Some(schedule) => VmPatch { backup_schedule: Some(schedule), ..VmPatch::default() },
+        };
         let vm = session.client.vm_set(vm, &patch).await?;
         if session.json() { session.value(&vm) } else { Ok(()) }
     }

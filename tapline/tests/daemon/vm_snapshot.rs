@@ -50,6 +50,44 @@ UUID      NAME                  CREATED               DISKS  MEMORY  VCPUS  DESC
 }
 
 #[test]
+fn a_machine_has_a_schedule_of_backups() {
+    const TARGET: &str = "6f0d3c2e-41b7-4a86-9a55-0c8be7a0d1f2";
+    let schedule = json!({ "target": TARGET, "daily": 7, "weekly": 4 });
+    let shown = api::Vm {
+        backup_schedule: Some(serde_json::from_value(schedule.clone()).unwrap()),
+        last_backup: Some("2026-11-30T00:00:00Z".parse().unwrap()),
+        backup_problem: Some(api::Problem::new(api::Code::NotFound, "it is away").advise("mount it")),
+        ..vm(1, "web")
+    };
+    let path = format!("vms/{VM}");
+    let played = Played::new([
+        ok("PATCH", &path, &shown),
+        ok("GET", &path, &shown),
+        ok("GET", &path, &shown),
+        ok("PATCH", &path, &vm(1, "web")),
+        ok("GET", &path, &vm(1, "web")),
+    ]);
+    assert_eq!(out(&played.run(&["vm", "schedule", VM, "--to", TARGET, "--daily", "7", "--weekly", "4"])), "");
+    let lines = out(&played.run(&["vm", "show", VM]));
+    for line in [
+        format!("backed up: 7 daily, 4 weekly, to {TARGET}\n"),
+        "last backup: 2026-11-30T00:00:00Z\n".into(),
+        "not backed up: it is away\n".into(),
+        "mount it\n".into(),
+    ] {
+        assert!(lines.contains(&line), "{line}: {lines}");
+    }
+    let none = ["vm", "schedule", VM, "--to", TARGET, "--none"];
+    assert_eq!(out(&played.run(&none)), "");
+    let refused = played.run(&none);
+    assert!(!refused.status.success());
+    let asked = played.received();
+    assert_eq!(asked[0].body, json!({ "backup_schedule": schedule }));
+    assert_eq!(asked[3].body, json!({ "backup_schedule": null }));
+    assert_eq!(asked.len(), 5);
+}
+
+#[test]
 fn a_machine_has_a_schedule_and_a_pinned_snapshot() {
     let kept = api::Retention::new(24, 7, 0, 0).unwrap();
     let why = api::Problem::new(api::Code::NoSpace, "there is no space").advise("free some");

@@ -19,6 +19,7 @@ use super::restore::Shown;
 use super::snapshot::Temporary;
 use super::vdi::{Made, Source, keep};
 use super::{Machine, MachineDisk, target};
+use crate::clock;
 use crate::daemon::Daemon;
 use crate::fault;
 use crate::request;
@@ -39,19 +40,28 @@ pub async fn back_up(daemon: &Daemon, vm: Uuid, asked: VmBackup) -> Result<Task,
         Ok((view.vm(vm)?, target))
     });
     let (vm, target) = found.await?;
+    let full = asked.full;
     let about = vec![About { kind: ObjectKind::Vm, uuid: vm.uuid }];
     let new = NewTask { uuid: Uuid::new_v4(), verb: VERB, about, cancellable: true, intent: None };
     let at_work = daemon.clone();
-    daemon.tasks.start(daemon, new, move |context| async move { work(&at_work, &vm, &target, context).await }).await
+    daemon
+        .tasks
+        .start(daemon, new, move |context| async move { work(&at_work, &vm, (&target, full), context).await })
+        .await
 }
 
-async fn work(daemon: &Daemon, vm: &Vm, target: &BackupTarget, mut context: Context) -> Result<Value, Problem> {
+async fn work(
+    daemon: &Daemon,
+    vm: &Vm,
+    (target, full): (&BackupTarget, bool),
+    mut context: Context,
+) -> Result<Value, Problem> {
     context.step("find", true).await?;
     context.unless_cancelled(target::backups_on(daemon, target, None)).await?;
     let (temporary, snapshot) = Temporary::record(daemon, Some(vm.uuid)).await?;
     let (made, bases) = match take(daemon, vm, snapshot, &mut context).await {
         Ok(taken) => {
-            let made = copy_all(daemon, vm, &taken, target, &mut context).await;
+            let made = copy_all(daemon, vm, &taken, (target, full), &mut context).await;
             let bases = made.iter().flatten().filter_map(|(vdi, made)| {
                 let disk = taken.disks.iter().find(|disk| disk.vdi == *vdi)?;
                 Some((disk.snapshot?, made.base(target)))
@@ -97,7 +107,8 @@ async fn take(daemon: &Daemon, vm: &Vm, snapshot: Uuid, context: &mut Context) -
     context.step("snapshot", true).await?;
     fault::point(VERB, "snapshot", false);
     let description = "read by a backup, and destroyed after it".parse().unwrap_or_default();
-    let begun = vm::backup_snapshot(daemon, vm.uuid, snapshot, description).await?;
+    let at = clock::now().wall;
+    let begun = vm::backup_snapshot(daemon, vm.uuid, (snapshot, at), description).await?;
     context.part(daemon, &begun).await?;
     fault::point(VERB, "snapshot", true);
     context.check()?;
@@ -110,7 +121,7 @@ async fn copy_all(
     daemon: &Daemon,
     vm: &Vm,
     taken: &VmSnapshot,
-    target: &BackupTarget,
+    (target, full): (&BackupTarget, bool),
     context: &mut Context,
 ) -> Result<Vec<(Uuid, Made)>, Problem> {
     context.step("copy", true).await?;
@@ -121,7 +132,7 @@ async fn copy_all(
     for (vdi, snapshot) in &sources {
         fault::point(VERB, "copy", false);
         let mut last = Transfer::default();
-        let copied = copy(daemon, (vdi, *snapshot), &machine, target, context, |transfer| {
+        let copied = copy(daemon, (vdi, *snapshot), &machine, (target, full), context, |transfer| {
             last = transfer;
             context.transferred(both(&before, &transfer));
         });
@@ -142,12 +153,12 @@ async fn copy(
     daemon: &Daemon,
     (vdi, snapshot): (&Vdi, Uuid),
     machine: &Machine,
-    target: &BackupTarget,
+    (target, full): (&BackupTarget, bool),
     context: &Context,
     on_progress: impl FnMut(Transfer),
 ) -> Result<Made, Problem> {
     let backups = context.unless_cancelled(target::backups_on(daemon, target, Some(vdi.uuid))).await?;
-    let source = Source { vdi, snapshot, backups: &backups, machine: Some(machine) };
+    let source = Source { vdi, snapshot, backups: &backups, machine: Some(machine), full };
     source.copy(daemon, target, context, on_progress).await
 }
 

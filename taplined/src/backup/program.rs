@@ -2,7 +2,7 @@
 //!
 //! It knows nothing of chunks and keys. Invariants: every process is given the ID that the target was registered with,
 //! so a directory whose mount is missing, or in which there is another target, is never used; a process ends with the
-//! task that has started it, and with the daemon; the key is read by the process only.
+//! task that has started it, and with the daemon; keys and credentials are read by the process only.
 
 use std::ffi::OsString;
 use std::fs;
@@ -10,7 +10,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::Stdio;
 use std::time::Duration;
 
-use api::{AbsolutePath, Code, Problem, Transfer};
+use api::{AbsolutePath, BackupPlace, Code, Problem, S3Access, Transfer};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::process::Command;
@@ -29,8 +29,10 @@ const DAMAGED: i32 = 2;
 /// A target as the program opens it.
 #[derive(Clone, Debug)]
 pub struct At {
-    /// The directory.
-    pub path: AbsolutePath,
+    /// The directory or bucket.
+    pub path: BackupPlace,
+    /// How the bucket is reached.
+    pub s3: Option<S3Access>,
     /// The key file.
     pub key_file: Option<AbsolutePath>,
     /// The ID that the target must have; `None` while it is not known yet.
@@ -98,12 +100,19 @@ impl At {
     fn command(&self, verb: &[&str], words: Vec<OsString>) -> Result<Command, Problem> {
         let program = control::installed::program(NAME).map_err(not_started)?;
         let mut command = Command::new(program);
-        command.arg("backup").args(verb).arg(self.path.as_path()).args(words);
+        command.arg("backup").args(verb).arg(self.path.as_str()).args(words);
         if let Some(id) = &self.target_id {
             command.args(["--target-id", id]);
         }
         if let Some(file) = &self.key_file {
             command.arg("--key-file").arg(file.as_path());
+        }
+        if let Some(S3Access { credentials, endpoint, region, ca_file }) = &self.s3 {
+            // The process examines the file and reads it by one descriptor.
+            command.arg("--credentials").arg(credentials.as_path());
+            command.args(endpoint.iter().map(|endpoint| format!("--endpoint={endpoint}")));
+            command.args(region.iter().map(|region| format!("--region={region}")));
+            command.args(ca_file.iter().flat_map(|file| ["--ca-file", file.as_str()]));
         }
         command.args(["--json", "--end-with-input"]).current_dir("/").process_group(0).env_clear().kill_on_drop(true);
         if let Some(properties) = &self.properties {
@@ -150,6 +159,7 @@ impl At {
         let problem = Problem::new(code, format!("backup target {}: {}", self.path, error.message));
         match error.advice {
             Some(advice) => problem.advise(advice),
+            None if code == Code::NotFound && self.s3.is_some() => problem.advise("check its bucket and prefix"),
             None if code == Code::NotFound => problem.advise("check that its storage is mounted"),
             None if code == Code::NoSpace => problem.advise("remove backups from it, then try again"),
             None => problem,
@@ -174,8 +184,8 @@ mod test {
 
     #[test]
     fn the_last_line_says_why_a_process_has_failed() {
-        let path: AbsolutePath = "/mnt/backup".parse().unwrap();
-        let at = At { path, key_file: None, target_id: None, properties: None };
+        let path: BackupPlace = "/mnt/backup".parse().unwrap();
+        let at = At { path, s3: None, key_file: None, target_id: None, properties: None };
         let status = std::process::ExitStatus::from_raw(6 << 8);
         let words = "a word\n{\"error\":{\"kind\":\"not-found\",\"message\":\"there is no target\"}}\n";
         let problem = at.why(words, status);

@@ -1,9 +1,12 @@
-//! Targets: registered with the ID that is found in their directories; their backups listed, verified and removed.
+//! Targets: registered with the ID that is found where they are; their backups listed, verified and removed.
 
 use std::ffi::OsString;
 use std::time::Duration;
 
-use api::{BackupId, BackupPrune, BackupRemove, BackupTarget, BackupTargetAdd, Code, DiskBackup, Problem, Task};
+use api::{
+    BackupId, BackupPlace, BackupPrune, BackupRemove, BackupTarget, BackupTargetAdd, Code, DiskBackup, Problem,
+    S3Access, Task,
+};
 use jiff::Timestamp;
 use repo::catalogue::NewTask;
 use serde::Deserialize;
@@ -12,6 +15,7 @@ use uuid::Uuid;
 
 use super::identity;
 use super::program::At;
+use crate::clock;
 use crate::daemon::Daemon;
 use crate::request;
 
@@ -30,28 +34,32 @@ struct Shown {
 impl At {
     /// A registered target.
     pub fn of(target: &BackupTarget) -> At {
-        let BackupTarget { path, key_file, target_id, .. } = target.clone();
-        At { path, key_file, target_id: Some(target_id), properties: None }
+        let BackupTarget { path, s3, key_file, target_id, .. } = target.clone();
+        At { path, s3, key_file, target_id: Some(target_id), properties: None }
     }
 }
 
-/// Registers the target that is in a directory.
+/// Registers the target that is in a directory or bucket, which must be there.
 pub async fn add(daemon: &Daemon, asked: BackupTargetAdd) -> Result<BackupTarget, Problem> {
-    let BackupTargetAdd { uuid, name, path, key_file, target_id } = asked;
+    let BackupTargetAdd { uuid, name, path, s3, key_file, target_id } = asked;
     if target_id.as_deref().is_some_and(|id| id.len() != 32 || id.parse::<BackupId>().is_err()) {
         let what = "the ID of a backup target has 32 hexadecimal digits, in lower case";
         return Err(Problem::new(Code::Invalid, what).field("target_id"));
     }
-    let at = At { path: path.clone(), key_file: key_file.clone(), target_id, properties: None };
+    check_access(&path, s3.as_ref())?;
+    let at = At { path: path.clone(), s3: s3.clone(), key_file: key_file.clone(), target_id, properties: None };
     let found = at.ask::<Shown>(&["target", "show"], Vec::new(), daemon.config.storage.patience()).await;
     let found = found.map_err(|problem| match problem.code {
-        Code::NotFound => problem.field("path").advise("create it: tapline backup target create DIRECTORY"),
+        Code::NotFound => problem.field("path").advise(format!("create it: tapline backup target create {path}")),
+        // The key, the server or the bucket: what was given does not work.
+        Code::Failed | Code::State if s3.is_some() => Problem { code: Code::State, ..problem }.field("s3"),
         _ => problem,
     })?;
     let target = BackupTarget {
         uuid: uuid.unwrap_or_else(Uuid::new_v4),
         name,
         path,
+        s3,
         target_id: found.id,
         key_file,
         created: Timestamp::now(),
@@ -62,6 +70,17 @@ pub async fn add(daemon: &Daemon, asked: BackupTargetAdd) -> Result<BackupTarget
         Ok(target)
     });
     added.await
+}
+
+/// Refuses a bucket without a key for it, and a directory with one.
+fn check_access(path: &BackupPlace, s3: Option<&S3Access>) -> Result<(), Problem> {
+    let what = match (path.is_s3(), s3) {
+        (true, None) => format!("{path} is in a bucket, and there is no file with the key for its server"),
+        (false, Some(_)) => format!("{path} is a directory, which has no server"),
+        _ => return Ok(()),
+    };
+    let advice = "name a bucket as s3://BUCKET[/PREFIX], and a file with the key: --credentials FILE";
+    Err(Problem::new(Code::Invalid, what).field("s3").advise(advice))
 }
 
 /// The backups on a target, or those of one VDI, the oldest first.
@@ -172,6 +191,8 @@ pub async fn prune(daemon: &Daemon, target: Uuid, asked: BackupPrune) -> Result<
         given.into_iter().flat_map(|(word, number)| [word.into(), number.to_string().into()]).collect();
     words.extend(vm.into_iter().flat_map(|vm| ["--machine".into(), identity(daemon, vm).into()]));
     words.extend(vdi.into_iter().flat_map(|vdi| ["--disk".into(), identity(daemon, vdi).into()]));
+    // What decided that it is time decides what is from the future.
+    words.extend(["--now".into(), clock::now().wall.to_string().into()]);
     words.extend(grace.into_iter().flat_map(|grace| ["--grace".into(), grace.to_string().into()]));
     let work = Work { verb: "backup-prune", step: "prune", words, result: |_, pruned| Ok(pruned) };
     work.start(daemon, find(daemon, target).await?).await

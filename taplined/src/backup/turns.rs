@@ -80,6 +80,7 @@ mod test {
             uuid: Uuid::new_v4(),
             name: "offsite".parse().unwrap(),
             path: "/mnt".parse().unwrap(),
+            s3: None,
             target_id: "0".repeat(32),
             key_file: None,
             created: jiff::Timestamp::now(),

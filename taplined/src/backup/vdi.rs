@@ -24,6 +24,7 @@ use uuid::Uuid;
 use super::program::At;
 use super::snapshot::{Temporary, keep_as_bases};
 use super::{Machine, Properties, changes, identity, target};
+use crate::clock;
 use crate::daemon::Daemon;
 use crate::fault;
 use crate::reader::Reader;
@@ -71,22 +72,32 @@ pub async fn back_up(daemon: &Daemon, vdi: Uuid, asked: VdiBackup) -> Result<Tas
         Ok((view.vdi(vdi)?, target))
     });
     let (vdi, target) = found.await?;
+    let full = asked.full;
     must_be_ready(&vdi)?;
     let new =
         NewTask { uuid: Uuid::new_v4(), verb: VERB, about: vec![about_vdi(vdi.uuid)], cancellable: true, intent: None };
     let at_work = daemon.clone();
-    daemon.tasks.start(daemon, new, move |context| async move { work(&at_work, &vdi, &target, context).await }).await
+    daemon
+        .tasks
+        .start(daemon, new, move |context| async move { work(&at_work, &vdi, (&target, full), context).await })
+        .await
 }
 
-async fn work(daemon: &Daemon, vdi: &Vdi, target: &BackupTarget, mut context: Context) -> Result<Value, Problem> {
+async fn work(
+    daemon: &Daemon,
+    vdi: &Vdi,
+    (target, full): (&BackupTarget, bool),
+    mut context: Context,
+) -> Result<Value, Problem> {
     context.step("find", true).await?;
     let backups = context.unless_cancelled(target::backups_on(daemon, target, Some(disk_of(vdi)))).await?;
+    let source = |snapshot| Source { vdi, snapshot, backups: &backups, machine: None, full };
     let made = if vdi.read_only {
-        copy(daemon, vdi, vdi.uuid, (target, &backups), &mut context).await
+        copy(daemon, source(vdi.uuid), target, &mut context).await
     } else {
         let (temporary, snapshot) = Temporary::record(daemon, None).await?;
         let made = match take(daemon, vdi, snapshot, &mut context).await {
-            Ok(()) => copy(daemon, vdi, snapshot, (target, &backups), &mut context).await,
+            Ok(()) => copy(daemon, source(snapshot), target, &mut context).await,
             Err(problem) => Err(problem),
         };
         let before = match &made {
@@ -149,7 +160,8 @@ async fn take(daemon: &Daemon, vdi: &Vdi, snapshot: Uuid, context: &mut Context)
     context.step("snapshot", true).await?;
     fault::point(VERB, "snapshot", false);
     let description = "read by a backup, and destroyed after it".parse();
-    let begun = begin::backup_snapshot(daemon, vdi.uuid, snapshot, description.unwrap_or_default()).await?;
+    let chosen = (snapshot, clock::now().wall);
+    let begun = begin::backup_snapshot(daemon, vdi.uuid, chosen, description.unwrap_or_default()).await?;
     context.part(daemon, &begun).await?;
     fault::point(VERB, "snapshot", true);
     context.check()
@@ -157,14 +169,12 @@ async fn take(daemon: &Daemon, vdi: &Vdi, snapshot: Uuid, context: &mut Context)
 
 async fn copy(
     daemon: &Daemon,
-    vdi: &Vdi,
-    snapshot: Uuid,
-    (target, backups): (&BackupTarget, &[DiskBackup]),
+    source: Source<'_>,
+    target: &BackupTarget,
     context: &mut Context,
 ) -> Result<Made, Problem> {
     context.step("copy", true).await?;
     fault::point(VERB, "copy", false);
-    let source = Source { vdi, snapshot, backups, machine: None };
     let made = source.copy(daemon, target, context, |transfer| context.transferred(transfer)).await?;
     fault::point(VERB, "copy", true);
     Ok(made)
@@ -181,6 +191,8 @@ pub struct Source<'a> {
     pub backups: &'a [DiskBackup],
     /// The machine that it is backed up with.
     pub machine: Option<&'a Machine>,
+    /// Everything is to be read.
+    pub full: bool,
 }
 
 impl Source<'_> {
@@ -224,7 +236,11 @@ impl Source<'_> {
             let read = daemon.catalogue.read(move |view| view.vdi(snapshot)).await?;
             let (words, properties) = self.words(daemon, &read, &reader.socket).await?;
             let at = At { properties: Some(properties), ..At::of(target) };
-            let full = match changes::since(daemon, disk_of(self.vdi), &read, target, self.backups).await {
+            let known = match self.full {
+                true => Err("a full backup was requested".to_owned()),
+                false => changes::since(daemon, disk_of(self.vdi), &read, target, self.backups).await,
+            };
+            let full = match known {
                 Ok(changes) => {
                     let words = words.iter().cloned().chain(changes.words()).collect();
                     match at.run::<Made>(&["create"], words, &mut on_progress).await {

@@ -1,4 +1,4 @@
-//! `/backup-targets`: directories that disks are backed up to, and the backups on them.
+//! `/backup-targets`: directories and buckets that disks are backed up to, and the backups on them.
 
 use api::{
     BackupPrune, BackupRemove, BackupTarget, BackupTargetAdd, DiskBackup, Name, Task, VdiBackup, VdiRestore, VmBackup,
@@ -78,7 +78,7 @@ async fn backup_target_show(State(daemon): State<Daemon>, Id(uuid): Id) -> Answe
     Ok(Json(daemon.catalogue.read_for_client(move |view| view.backup_target(uuid)).await?))
 }
 
-/// Registers the backup target in a directory of the host. Nothing is written there.
+/// Registers the backup target in a directory of the host or in a bucket. Nothing is written there.
 #[utoipa::path(
     post, path = "/backup-targets", tag = "backup", request_body = BackupTargetAdd,
     responses((status = 201, body = BackupTarget))

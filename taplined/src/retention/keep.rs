@@ -12,7 +12,7 @@
 //! Invariants: only scheduled snapshots that are not in use are destroyed, and none while the clock is not trusted
 //! ([`super::steady`]).
 
-use api::{Code, Problem};
+use api::Problem;
 use repo::catalogue::NewTask;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -50,12 +50,11 @@ pub async fn keep(daemon: &Daemon, subject: Subject, now: Now) {
     }
 }
 
-/// Records that a snapshot of a VM is due but cannot be taken while a repository is not attached.
+/// Records that a snapshot is due but cannot be taken while a repository is not attached.
 pub async fn note_lack(daemon: &Daemon, one: &Scheduled) {
-    let Some(sr) = one.lacks else { return };
-    let what = format!("a snapshot is due, and the repository {sr} with a disk of the VM is not attached");
-    let problem = Problem::new(Code::State, what).advise(format!("attach it: tapline sr attach {sr}"));
-    note(daemon, one.subject, Some(problem)).await;
+    if let Some(problem) = one.lack("snapshot") {
+        note(daemon, one.subject, Some(problem)).await;
+    }
 }
 
 /// Records on a VDI or a VM why no snapshot was taken.
@@ -96,7 +95,7 @@ async fn work(daemon: &Daemon, subject: Subject, now: Now, mut context: Context)
 }
 
 /// Why nothing may be destroyed now, because the clock has jumped. Records the clock readings for the next run.
-async fn held(daemon: &Daemon, now: Now) -> Result<Option<String>, Problem> {
+pub async fn held(daemon: &Daemon, now: Now) -> Result<Option<String>, Problem> {
     let boot = clock::boot();
     let recorded = daemon.catalogue.write(move |tx| {
         let before = tx.meta(CLOCKS)?.and_then(|text| serde_json::from_str::<Seen>(&text).ok());

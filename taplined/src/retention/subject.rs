@@ -1,14 +1,16 @@
-//! The subject of a schedule of snapshots: a VDI, or a VM with all of its disks. Its snapshots, and which of them can
-//! be destroyed.
+//! The subject of a schedule: a VDI, or a VM with all of its disks; what its schedules make; and which of its snapshots
+//! can be destroyed.
 //!
 //! Invariant: only those snapshots of a subject are counted and returned that its own schedule has taken. The disk
 //! snapshots within a VM's snapshot are not scheduled snapshots of these disks.
 
-use api::{About, Mode, ObjectKind, Problem, Retention, SrState, Vdi};
+use api::{About, BackupSchedule, Code, Mode, ObjectKind, Problem, Retention, SrState, Vdi};
+use jiff::Timestamp;
+use periods::{Period, Rule};
 use repo::View;
 use uuid::Uuid;
 
-use super::plan::{Taken, superfluous};
+use super::plan::{Taken, rule, superfluous};
 use crate::clock::Now;
 use crate::daemon::Daemon;
 use crate::fault::{self, Planted};
@@ -24,22 +26,64 @@ pub enum Subject {
     Vm(Uuid),
 }
 
+/// What a schedule makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Made {
+    /// Snapshots.
+    Snapshots(Retention),
+    /// Backups.
+    Backups(BackupSchedule),
+}
+
+impl Made {
+    /// How often, and how many are kept.
+    pub fn rule(self) -> Rule {
+        match self {
+            Made::Snapshots(schedule) => rule(&schedule),
+            Made::Backups(BackupSchedule { hourly, daily, weekly, monthly, .. }) => {
+                Rule { hourly, daily, weekly, monthly }
+            }
+        }
+    }
+
+    /// The period after which one that has failed is tried again. A backup is tried each hour: a day without one,
+    /// because the target was away for a moment, would be a high price.
+    pub fn retry(self) -> Period {
+        match self {
+            Made::Snapshots(_) => self.rule().interval(),
+            Made::Backups(_) => Period::Hour,
+        }
+    }
+}
+
 /// A schedule and its state.
 #[derive(Clone, Debug)]
 pub struct Scheduled {
     /// The scheduled object.
     pub subject: Subject,
-    /// The schedule.
-    pub schedule: Retention,
-    /// The snapshots that it has taken.
-    pub taken: Vec<Taken>,
-    /// Objects that no other schedule may be using: the subject, its disks and their repositories.
+    /// What is made, and how often.
+    pub made: Made,
+    /// When that was done.
+    pub taken: Vec<Timestamp>,
+    /// Objects that no other schedule may be using: the subject, its disks and their repositories, and the target.
     pub needs: Vec<Uuid>,
-    /// Objects reserved while it runs. Repositories are not among them if the VM is in several: one that hangs would
-    /// block the schedules in the others.
+    /// Objects reserved while it runs, or while a backup takes its snapshot. Repositories are not among them if the VM
+    /// is in several: one that hangs would block the schedules in the others.
     pub takes: Vec<Uuid>,
     /// One of its repositories that is not attached.
     pub lacks: Option<Uuid>,
+}
+
+impl Scheduled {
+    /// Why what is due (`due` is its noun) cannot be made, if a repository is not attached.
+    pub fn lack(&self, due: &str) -> Option<Problem> {
+        let sr = self.lacks?;
+        let what = match self.subject {
+            Subject::Vdi(_) => format!("a {due} is due, and the repository {sr} of the disk is not attached"),
+            Subject::Vm(_) => format!("a {due} is due, and the repository {sr} with a disk of the VM is not attached"),
+        };
+        Some(Problem::new(Code::State, what).advise(format!("attach it: tapline sr attach {sr}")))
+    }
 }
 
 impl Subject {
@@ -140,29 +184,50 @@ fn has_clone(view: &View<'_>, snapshot: Uuid) -> Result<bool, Problem> {
     Ok(false)
 }
 
-/// All schedules. VMs come first: they need more at once.
+/// All schedules. VMs come first: they need more at once. Snapshots come before backups, which take longer.
 pub async fn scheduled(daemon: &Daemon) -> Result<Vec<Scheduled>, Problem> {
     let read = daemon.catalogue.read(|view| {
         let mut found = Vec::new();
         for vm in view.scheduled_vms()? {
             let subject = Subject::Vm(vm.uuid);
-            found.extend(of(view, subject, vm.retention, &subject.disks(view)?)?);
+            found.extend(of_snapshots(view, subject, vm.retention, &subject.disks(view)?)?);
         }
         for vdi in view.scheduled_vdis()? {
-            found.extend(of(view, Subject::Vdi(vdi.uuid), vdi.retention, std::slice::from_ref(&vdi))?);
+            found.extend(of_snapshots(view, Subject::Vdi(vdi.uuid), vdi.retention, std::slice::from_ref(&vdi))?);
+        }
+        let vms =
+            view.vms_to_back_up()?.into_iter().map(|vm| (Subject::Vm(vm.uuid), vm.backup_schedule, vm.last_backup));
+        let vdis = view.vdis_to_back_up()?;
+        let vdis = vdis.into_iter().map(|vdi| (Subject::Vdi(vdi.uuid), vdi.backup_schedule, vdi.last_backup));
+        for (subject, schedule, last) in vms.chain(vdis) {
+            let Some(schedule) = schedule else { continue };
+            let one = of(view, subject, Made::Backups(schedule), last.into_iter().collect(), &subject.disks(view)?)?;
+            let needs = one.needs.iter().copied().chain([schedule.target]).collect();
+            found.push(Scheduled { needs, ..one });
         }
         Ok(found)
     });
     read.await
 }
 
-fn of(
+fn of_snapshots(
     view: &View<'_>,
     subject: Subject,
     schedule: Option<Retention>,
     vdis: &[Vdi],
 ) -> Result<Option<Scheduled>, Problem> {
     let Some(schedule) = schedule else { return Ok(None) };
+    let taken = subject.taken(view)?.into_iter().map(|taken| taken.at).collect();
+    of(view, subject, Made::Snapshots(schedule), taken, vdis).map(Some)
+}
+
+fn of(
+    view: &View<'_>,
+    subject: Subject,
+    made: Made,
+    taken: Vec<Timestamp>,
+    vdis: &[Vdi],
+) -> Result<Scheduled, Problem> {
     let mut srs: Vec<Uuid> = vdis.iter().map(|vdi| vdi.sr).collect();
     srs.sort_unstable();
     srs.dedup();
@@ -177,7 +242,7 @@ fn of(
     if let [sr] = srs[..] {
         takes.push(sr);
     }
-    Ok(Some(Scheduled { subject, schedule, taken: subject.taken(view)?, needs, takes, lacks }))
+    Ok(Scheduled { subject, made, taken, needs, takes, lacks })
 }
 
 /// The superfluous snapshots that are not in use, oldest first.

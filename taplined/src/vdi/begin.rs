@@ -225,11 +225,12 @@ pub async fn snapshot(daemon: &Daemon, uuid: Uuid, asked: VdiSnapshot) -> Result
     daemon.tasks.start_job(daemon, Branch::<false>(state), held).await
 }
 
-/// Starts a `vdi-snapshot` task for a backup, which has recorded the UUID of the snapshot.
+/// Starts a `vdi-snapshot` task for a backup, which has recorded the UUID of the snapshot; with the time now, by the
+/// clock of schedules.
 pub async fn backup_snapshot(
     daemon: &Daemon,
     uuid: Uuid,
-    chosen: Uuid,
+    (chosen, at): (Uuid, Timestamp),
     description: api::Description,
 ) -> Result<Task, Problem> {
     let words = (description, Labels::default());
@@ -238,7 +239,7 @@ pub async fn backup_snapshot(
         tx.take_backup_uuid(chosen, task)?;
         hold_state(&job.0, task, tx, "snapshot")
     };
-    daemon.tasks.start_job(daemon, Branch::<false>(KeptState { for_backup: true, ..state }), held).await
+    daemon.tasks.start_job(daemon, Branch::<false>(KeptState { at, for_backup: true, ..state }), held).await
 }
 
 /// Starts a `vdi-snapshot` task for the schedule of the VDI, due at this time.

@@ -58,10 +58,16 @@ pub async fn snapshot(daemon: &Daemon, vm: Uuid, asked: VmSnapshotCreate) -> Res
     begin(daemon, vm, asked, Timestamp::now(), Purpose::User).await
 }
 
-/// Starts a `vm-snapshot` task for a backup, which has recorded the UUID `id` of the snapshot.
-pub async fn backup_snapshot(daemon: &Daemon, vm: Uuid, id: Uuid, description: Description) -> Result<Task, Problem> {
+/// Starts a `vm-snapshot` task for a backup, which has recorded the UUID of the snapshot; with the time now, by the clock
+/// of schedules.
+pub async fn backup_snapshot(
+    daemon: &Daemon,
+    vm: Uuid,
+    (id, at): (Uuid, Timestamp),
+    description: Description,
+) -> Result<Task, Problem> {
     let asked = VmSnapshotCreate { uuid: Some(id), name: None, description };
-    begin(daemon, vm, asked, Timestamp::now(), Purpose::Backup).await
+    begin(daemon, vm, asked, at, Purpose::Backup).await
 }
 
 /// Starts a `vm-snapshot` task for the schedule of the VM, due at this time.

@@ -224,6 +224,23 @@ fn a_backup_reads_only_what_has_changed_since_the_last_one() {
 }
 
 #[test]
+fn everything_is_read_on_request_and_only_changes_after_it() {
+    let bed = bed();
+    bed.write(0..100, 1);
+    bed.back_up();
+    bed.write([3], 2);
+    let asked = json!({ "target": bed.target, "full": true });
+    let made = bed.made(&bed.verb(&bed.vdi, "backup", asked));
+    assert_eq!((made.full.as_deref(), made.read), (Some("a full backup was requested"), 100 * BLOCK as u64));
+    bed.check(&made);
+    bed.write([4], 3);
+    let next = bed.back_up_changes();
+    assert_eq!(next.read, BLOCK as u64);
+    bed.check(&next);
+    bed.only(1, 1);
+}
+
+#[test]
 fn everything_is_read_when_the_changes_or_the_base_are_in_doubt() {
     type Disturb = fn(&Bed, &Made);
     let cases: [(&str, Disturb); 9] = [
@@ -432,6 +449,8 @@ fn a_machine_is_backed_up_incrementally_and_may_be_killed() {
         assert!(disks[1]["since"].is_null() && disks[1]["full"].is_string(), "{made}");
         disks[0].clone()
     };
+    // On request everything is read of each disk; that is the base of the next ones.
+    let whole = json!({ "target": bed.target, "full": true });
     let write = |bed: &Bed, at: usize, byte: u8| {
         plug(&bed.daemon, &bed.vbd);
         bed.write([at], byte);
@@ -439,6 +458,13 @@ fn a_machine_is_backed_up_incrementally_and_may_be_killed() {
         unplug(&bed.daemon, &bed.vbd);
     };
     assert!(back_up(&bed)["since"].is_null());
+    bed.only(2, 1);
+    write(&bed, 49, 2);
+    let made = bed.daemon.done(bed.daemon.post(&format!("/vms/{vm}/backup"), whole));
+    let disks = made["disks"].as_array().unwrap();
+    assert!(disks.iter().all(|disk| disk["full"] == "a full backup was requested"), "{made}");
+    write(&bed, 48, 2);
+    assert!(back_up(&bed)["since"].is_string());
     bed.only(2, 1);
     for (nth, at) in ["copy:after", "base", "base:after", "remove", "remove:after"].into_iter().enumerate() {
         write(&bed, nth, 2);

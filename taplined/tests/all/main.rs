@@ -4,8 +4,10 @@
 #![allow(missing_docs, reason = "nobody imports a test")]
 
 mod autostart;
+mod backup_schedules;
 mod backups;
 mod bridges;
+mod buckets;
 mod calibrate;
 mod cbt;
 mod confine;

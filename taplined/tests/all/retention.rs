@@ -344,7 +344,7 @@ fn deepen(bed: &Bed, depth: u64) {
 }
 
 /// The value of the metric.
-fn failed_schedules(bed: &Bed) -> f64 {
+pub fn failed_schedules(bed: &Bed) -> f64 {
     let metrics = bed.daemon.exchange("GET", "/metrics", &[], "").body;
     let line = metrics.lines().find(|line| line.starts_with("tapline_failed_schedules"));
     line.unwrap_or_else(|| panic!("{metrics}")).rsplit_once(' ').unwrap().1.parse().unwrap()

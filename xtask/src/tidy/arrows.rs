@@ -23,6 +23,7 @@ const ARROWS: &[Arrow] = &[
     Arrow { package: "shares", may_use: &["memory"], tests_may_use: &[] },
     Arrow { package: "stats", may_use: &["control", "memory"], tests_may_use: &[] },
     Arrow { package: "plan", may_use: &[], tests_may_use: &[] },
+    Arrow { package: "periods", may_use: &[], tests_may_use: &[] },
     Arrow { package: "device", may_use: &[], tests_may_use: &[] },
     Arrow { package: "disk", may_use: &["memory"], tests_may_use: &["sim"] },
     Arrow { package: "nbd", may_use: &["disk", "memory"], tests_may_use: &["testkit"] },
@@ -34,7 +35,7 @@ const ARROWS: &[Arrow] = &[
     Arrow { package: "repo", may_use: &["api"], tests_may_use: &[] },
     Arrow {
         package: "taplined",
-        may_use: &["api", "control", "logging", "nbd", "repo", "shares", "stats", "vm"],
+        may_use: &["api", "control", "logging", "nbd", "periods", "repo", "shares", "stats", "vm"],
         tests_may_use: &["testkit"],
     },
     Arrow { package: "sim", may_use: &["disk", "memory", "plan"], tests_may_use: &[] },
@@ -61,7 +62,7 @@ const ARROWS: &[Arrow] = &[
     },
     Arrow {
         package: "tapline-backup",
-        may_use: &["arguments", "backup", "control", "disk", "logging", "nbd", "transport", "uring"],
+        may_use: &["arguments", "backup", "control", "disk", "logging", "nbd", "periods", "transport", "uring"],
         tests_may_use: &["testkit"],
     },
     Arrow {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -13,6 +14,11 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, Response, StatusCode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::crypto::ring::default_provider;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 const BUCKET: &str = "bucket";
 
@@ -22,6 +28,7 @@ const PAGE: usize = 7;
 /// A fault of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
+    /// None: it is sound.
     None,
     /// Every third change is carried out and answered with an error.
     LostAnswers,
@@ -37,25 +44,30 @@ pub enum Fault {
     Conflicts,
     /// `If-None-Match` is not known.
     Replaces,
+    /// There is no space.
     Full,
+    /// Every key is refused.
     Denied,
     /// There is no such bucket.
     Gone,
 }
 
+#[derive(Debug)]
 struct Shared {
     objects: Mutex<BTreeMap<String, Vec<u8>>>,
     fault: Mutex<Fault>,
     requests: AtomicU32,
 }
 
-/// A server that runs, on a thread of its own.
+/// A server that runs, on a thread of its own. Its bucket is called `bucket`, and the only key that it accepts `key`.
+#[derive(Debug)]
 pub struct Bucket {
     address: SocketAddr,
     shared: Arc<Shared>,
 }
 
 impl Bucket {
+    /// Starts it, without objects.
     pub fn start() -> Bucket {
         let (listener, address) = listen();
         let shared =
@@ -86,6 +98,35 @@ impl Bucket {
         Bucket::environment_of(address)
     }
 
+    /// The address of the server.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Its address behind TLS, with the certificate of a server in this directory ([`crate::certificates`]).
+    pub fn url_behind_tls(&self, directory: &Path) -> String {
+        let chain = CertificateDer::pem_file_iter(directory.join("server-cert.pem")).unwrap().map(Result::unwrap);
+        let key = PrivateKeyDer::from_pem_file(directory.join("server-key.pem")).unwrap();
+        let config = ServerConfig::builder_with_provider(Arc::new(default_provider()));
+        let config = config.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
+        let acceptor = TlsAcceptor::from(Arc::new(config.with_single_cert(chain.collect(), key).unwrap()));
+        let ((listener, address), to) = (listen(), self.address);
+        run(async move {
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            loop {
+                let ((client, _), acceptor) = (listener.accept().await.unwrap(), acceptor.clone());
+                tokio::spawn(async move {
+                    // A client that does not trust the certificate ends the handshake.
+                    if let Ok(mut client) = acceptor.accept(client).await {
+                        let mut server = TcpStream::connect(to).await.unwrap();
+                        tokio::io::copy_bidirectional(&mut client, &mut server).await.ok();
+                    }
+                });
+            }
+        });
+        format!("https://{address}")
+    }
+
     fn environment_of(address: SocketAddr) -> Vec<(&'static str, String)> {
         vec![
             ("AWS_ENDPOINT_URL", format!("http://{address}")),
@@ -95,14 +136,17 @@ impl Bucket {
         ]
     }
 
+    /// Has it show a fault from now on.
     pub fn set(&self, fault: Fault) {
         *self.shared.fault.lock().unwrap() = fault;
     }
 
+    /// Adds an object.
     pub fn put(&self, name: &str, bytes: &[u8]) {
         self.shared.objects.lock().unwrap().insert(name.to_owned(), bytes.to_vec());
     }
 
+    /// The names of all objects.
     pub fn names(&self) -> Vec<String> {
         self.shared.objects.lock().unwrap().keys().cloned().collect()
     }

@@ -208,6 +208,9 @@ pub struct Changes {
 pub enum ChangesFormat {
     /// A base64 bitmap.
     Xapi,
+    /// Only their total, in JSON.
+    #[value(hide = true)]
+    Total,
 }
 
 /// `image convert`.

@@ -3,7 +3,7 @@
 //! The context of a snapshot is `qemu:dirty-bitmap:` with its UUID. All that are known are listed here; a disk process
 //! offers only those that a client has set ([`crate::reader`]). It knows no client, and looks into no map.
 
-use api::Problem;
+use api::{Code, Problem};
 use nbd::wire;
 use uuid::Uuid;
 
@@ -15,8 +15,22 @@ use crate::vdi::maps::History;
 /// In front of the UUID of a snapshot.
 const BITMAP: &str = "qemu:dirty-bitmap:";
 
+/// What separates the name of an export from the only snapshot whose bitmap is listed: some clients can use no more than
+/// one bitmap, and take it from the list.
+const SINCE: &str = "?since=";
+
 /// The maximum number of dirty bitmaps that a disk process offers.
 const BITMAPS_MAX: usize = 16;
+
+/// The name of a VDI, and the only snapshot whose bitmap is to be listed, of the name of an export without a token.
+pub fn split_since(name: &str) -> Result<(&str, Option<Uuid>), Problem> {
+    let Some((name, since)) = name.rsplit_once(SINCE) else { return Ok((name, None)) };
+    let since = since.parse::<Uuid>().map_err(|_| {
+        let what = format!("'{}' behind the name of the export is not the UUID of a snapshot", api::visible(since));
+        Problem::new(Code::NotFound, what).advise("name the export NAME?since=UUID: tapline vdi list")
+    })?;
+    Ok((name, Some(since)))
+}
 
 /// The snapshots whose bitmaps are set by the data of NBD_OPT_SET_META_CONTEXT behind the name of the export; at most
 /// as many as a disk process offers.
@@ -31,8 +45,8 @@ pub fn set(queries: &[u8]) -> Vec<Uuid> {
 }
 
 /// The replies for bitmaps to NBD_OPT_LIST_META_CONTEXT with this data behind the name of the export: those since whose
-/// snapshots all changes of the VDI are known.
-pub async fn list(daemon: &Daemon, vdi: Uuid, queries: &[u8]) -> Vec<(u32, Vec<u8>)> {
+/// snapshots all changes of the VDI are known, or the `only` one of them.
+pub async fn list(daemon: &Daemon, vdi: Uuid, only: Option<Uuid>, queries: &[u8]) -> Vec<(u32, Vec<u8>)> {
     let queries = strings(queries).unwrap_or_default();
     let selects_all = queries.is_empty() || queries.iter().any(|query| [b"qemu:", BITMAP.as_bytes()].contains(query));
     let named: Vec<Uuid> = queries.into_iter().filter_map(snapshot_of).collect();
@@ -41,7 +55,7 @@ pub async fn list(daemon: &Daemon, vdi: Uuid, queries: &[u8]) -> Vec<(u32, Vec<u
     }
     let found = async {
         let history = History::of(daemon, vdi).await?;
-        let mut earlier = history.earlier();
+        let mut earlier = only.map_or_else(|| history.earlier(), |only| history.earlier_of(&[only]));
         earlier.retain(|(from, _)| selects_all || named.contains(from));
         Ok(begin::proven(daemon, &history, earlier).await)
     };
@@ -99,6 +113,15 @@ mod test {
         }
         let many: Vec<String> = (0..20).map(|number| format!("{BITMAP}{}", Uuid::from_u128(number))).collect();
         assert_eq!(set(&queries(&many.iter().map(String::as_str).collect::<Vec<_>>())).len(), BITMAPS_MAX);
+    }
+
+    #[test]
+    fn the_only_snapshot_is_behind_the_name() {
+        let one = Uuid::from_u128(0xabcd);
+        assert_eq!(split_since("web").unwrap(), ("web", None));
+        assert_eq!(split_since(&format!("web?since={one}")).unwrap(), ("web", Some(one)));
+        assert_eq!(split_since(&format!("a?since=b?since={one}")).unwrap(), ("a?since=b", Some(one)));
+        assert!(split_since("web?since=monday").unwrap_err().detail.contains("'monday'"));
     }
 
     #[test]

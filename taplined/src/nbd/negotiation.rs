@@ -79,6 +79,8 @@ struct Export {
     caller: Caller,
     vdi: Uuid,
     label: String,
+    /// The snapshot to which the list of dirty bitmaps is restricted.
+    only: Option<Uuid>,
     /// The snapshots whose dirty bitmaps the process offers, as far as all changes since are known.
     since: Vec<Uuid>,
     process: UnixStream,
@@ -300,7 +302,7 @@ impl Client {
         let is_granted = replies.last().is_some_and(|(kind, _)| *kind == wire::REP_ACK);
         if is_granted && option == wire::OPT_LIST_META_CONTEXT {
             replies.retain(|reply| !contexts::is_bitmap(reply));
-            let bitmaps = contexts::list(daemon, export.vdi, rest).await;
+            let bitmaps = contexts::list(daemon, export.vdi, export.only, rest).await;
             replies.splice(..0, bitmaps);
         }
         for (kind, data) in &replies {
@@ -335,6 +337,7 @@ impl Client {
                 let text = std::str::from_utf8(name)
                     .map_err(|_| Problem::new(Code::NotFound, "the name of the export is not UTF-8"))?;
                 let (caller, text) = self.caller(daemon, text)?;
+                let (text, only) = contexts::split_since(text)?;
                 let Found { vdi, label } = find(daemon, text.to_owned()).await?;
                 must_operate_vdi(daemon, &caller, vdi).await?;
                 self.anonymous_until = None;
@@ -344,7 +347,7 @@ impl Client {
                 let failed = |error| Problem::failed(format_args!("connect to the disk process of VDI {vdi}"), error);
                 let contexts = self.contexts.as_ref().filter(|contexts| contexts.name == name);
                 let process = connect(&reader, self.flags, self.replies, contexts).await.map_err(failed)?;
-                Export { name: name.to_owned(), caller, vdi, label, since, process, _reader: reader }
+                Export { name: name.to_owned(), caller, vdi, label, only, since, process, _reader: reader }
             }
         };
         Ok(self.export.insert(export))

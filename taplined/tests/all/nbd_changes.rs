@@ -197,6 +197,12 @@ fn a_copy_of_what_is_dirty_is_the_snapshot() {
         bed.write(&[3, 5, 901], 4);
         let fourth = bed.snapshot();
         assert_eq!(listed(&bed, &fourth), set(&[&first, &second, &third]));
+        // For a client that can use one only.
+        let only = format!("{fourth}%3Fsince={second}");
+        assert_eq!(listed(&bed, &only), set(&[&second]));
+        assert_eq!(nbdinfo(&bed, &second, &only).unwrap(), bed.changed(&second, &fourth));
+        assert_eq!(listed(&bed, &format!("{second}%3Fsince={fourth}")), set(&[]));
+        assert!(run("nbdinfo", &[&uri(&bed, &format!("{fourth}%3Fsince=monday"))]).is_err());
         bed.destroy(&third);
         assert_eq!(listed(&bed, &fourth), set(&[&first, &second]));
         assert!(offered(&bed, &first, &fourth).is_superset(&BTreeSet::from([1, 2, 3, 5, 6, 300, 900, 901])));

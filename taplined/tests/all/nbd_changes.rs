@@ -91,6 +91,8 @@ fn client(bed: &Bed, from: &str, to: &str) -> (Connection, Option<u32>) {
     };
     let string = |text: &str| [&u32::try_from(text.len()).unwrap().to_be_bytes(), text.as_bytes()].concat();
     answers(&mut connection, 8, &[]);
+    // It looks at the export before it sets the context.
+    answers(&mut connection, 6, &[string(to), vec![0, 0]].concat());
     let query = [string(to), vec![0, 0, 0, 1], string(&format!("{DIRTY}{from}"))].concat();
     let contexts = answers(&mut connection, 10, &query);
     answers(&mut connection, 7, &[string(to), vec![0, 0]].concat());

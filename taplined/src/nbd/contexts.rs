@@ -17,7 +17,7 @@ const BITMAP: &str = "qemu:dirty-bitmap:";
 
 /// What separates the name of an export from the only snapshot whose bitmap is listed: some clients can use no more than
 /// one bitmap, and take it from the list.
-const SINCE: &str = "?since=";
+const SINCE: &str = "@since=";
 
 /// The maximum number of dirty bitmaps that a disk process offers.
 const BITMAPS_MAX: usize = 16;
@@ -27,7 +27,7 @@ pub fn split_since(name: &str) -> Result<(&str, Option<Uuid>), Problem> {
     let Some((name, since)) = name.rsplit_once(SINCE) else { return Ok((name, None)) };
     let since = since.parse::<Uuid>().map_err(|_| {
         let what = format!("'{}' behind the name of the export is not the UUID of a snapshot", api::visible(since));
-        Problem::new(Code::NotFound, what).advise("name the export NAME?since=UUID: tapline vdi list")
+        Problem::new(Code::NotFound, what).advise("name the export NAME@since=UUID: tapline vdi list")
     })?;
     Ok((name, Some(since)))
 }
@@ -119,9 +119,9 @@ mod test {
     fn the_only_snapshot_is_behind_the_name() {
         let one = Uuid::from_u128(0xabcd);
         assert_eq!(split_since("web").unwrap(), ("web", None));
-        assert_eq!(split_since(&format!("web?since={one}")).unwrap(), ("web", Some(one)));
-        assert_eq!(split_since(&format!("a?since=b?since={one}")).unwrap(), ("a?since=b", Some(one)));
-        assert!(split_since("web?since=monday").unwrap_err().detail.contains("'monday'"));
+        assert_eq!(split_since(&format!("web@since={one}")).unwrap(), ("web", Some(one)));
+        assert_eq!(split_since(&format!("a@since=b@since={one}")).unwrap(), ("a@since=b", Some(one)));
+        assert!(split_since("web@since=monday").unwrap_err().detail.contains("'monday'"));
     }
 
     #[test]

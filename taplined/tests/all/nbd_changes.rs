@@ -200,11 +200,11 @@ fn a_copy_of_what_is_dirty_is_the_snapshot() {
         let fourth = bed.snapshot();
         assert_eq!(listed(&bed, &fourth), set(&[&first, &second, &third]));
         // For a client that can use one only.
-        let only = format!("{fourth}%3Fsince={second}");
+        let only = format!("{fourth}@since={second}");
         assert_eq!(listed(&bed, &only), set(&[&second]));
         assert_eq!(nbdinfo(&bed, &second, &only).unwrap(), bed.changed(&second, &fourth));
-        assert_eq!(listed(&bed, &format!("{second}%3Fsince={fourth}")), set(&[]));
-        assert!(run("nbdinfo", &[&uri(&bed, &format!("{fourth}%3Fsince=monday"))]).is_err());
+        assert_eq!(listed(&bed, &format!("{second}@since={fourth}")), set(&[]));
+        assert!(run("nbdinfo", &[&uri(&bed, &format!("{fourth}@since=monday"))]).is_err());
         bed.destroy(&third);
         assert_eq!(listed(&bed, &fourth), set(&[&first, &second]));
         assert!(offered(&bed, &first, &fourth).is_superset(&BTreeSet::from([1, 2, 3, 5, 6, 300, 900, 901])));
@@ -356,6 +356,15 @@ fn maps_that_do_not_prove_all_changes_are_not_offered() {
     not_offered(&bed, &second, &third, "its file has map");
     fs::write(bed.map_path(&later), &of_third).unwrap();
     assert_eq!(listed(&bed, &third), set(&[&first, &second]));
+    // Only those since the damage are proven.
+    let more = [(); 3].map(|()| bed.snapshot());
+    let last = bed.snapshot();
+    assert_eq!(listed(&bed, &last), set(&[&first, &second, &third, &more[0], &more[1], &more[2]]));
+    fs::write(bed.map_path(&later), &of_second).unwrap();
+    assert_eq!(listed(&bed, &last), set(&[&third, &more[0], &more[1], &more[2]]));
+    fs::write(bed.map_path(&later), &of_third).unwrap();
+    fs::write(bed.map_path(&begun), &of_third).unwrap();
+    assert_eq!(listed(&bed, &last), set(&[&second, &third, &more[0], &more[1], &more[2]]));
     // A gap: the changes in between were not recorded.
     bed.verb(&bed.vdi, "cbt-disable");
     bed.write(&[3], 4);
@@ -382,19 +391,21 @@ fn a_killed_process_has_its_bitmaps_again() {
     idle.option_reply().unwrap();
     idle.option(10, &[string(&second), vec![0, 0, 0, 1], string(&format!("{DIRTY}{first}"))].concat()).unwrap();
     assert_eq!((idle.option_reply().unwrap().0, idle.option_reply().unwrap().0), (4, 1));
-    let of_address = || {
-        let vbds = bed.daemon.get("/vbds").1;
-        vbds.as_array().unwrap().iter().find(|vbd| vbd["for_nbd_address"] == true).unwrap().clone()
-    };
-    let before = of_address();
+    // The VBD through which they have looked at the export first goes.
+    let all = || bed.daemon.get("/vbds").1.as_array().unwrap().clone();
+    wait_until("one VBD is left", || all().iter().filter(|vbd| vbd["for_nbd_address"] == true).count() == 1);
+    let before = all().into_iter().find(|vbd| vbd["for_nbd_address"] == true).unwrap();
+    let path = format!("/vbds/{}", before["uuid"].as_str().unwrap());
     kill(&before["pid"].as_u64().unwrap());
     assert!(dirty(&mut reader, SIZE).is_err());
     wait_until("another process serves it", || {
-        let now = of_address();
-        now["uuid"] == before["uuid"] && now["state"] == "plugged" && now["pid"] != before["pid"]
+        let now = bed.daemon.get(&path).1;
+        now["state"] == "plugged" && now["pid"] != before["pid"]
     });
     let (mut again, context) = client(&bed, &first, &second);
     assert!(context.is_some());
     assert_eq!(dirty(&mut again, SIZE).unwrap(), BTreeSet::from([1]));
-    assert_eq!(of_address()["uuid"], before["uuid"]);
+    // By that process, which offers it again.
+    wait_until("one VBD is left", || all().iter().filter(|vbd| vbd["for_nbd_address"] == true).count() == 1);
+    assert_eq!(bed.daemon.get(&path).1["state"], "plugged");
 }

@@ -1,7 +1,7 @@
 //! VBDs through which clients of the NBD address, and backups, read.
 //!
-//! Invariants: the clients of one VDI that want the same dirty bitmaps share a VBD, as long as that is plugged; it exists
-//! only while there is a client, or while it is being plugged for one or removed.
+//! Invariants: the clients of one VDI that want the same dirty bitmaps share a VBD, as long as that is plugged; it
+//! exists only while there is a client, or while it is being plugged for one or removed.
 
 use std::collections::HashMap;
 use std::path::PathBuf;

@@ -7,7 +7,6 @@ use api::{Code, Problem};
 use nbd::wire;
 use uuid::Uuid;
 
-use super::negotiation::split_name as split_string;
 use crate::daemon::Daemon;
 use crate::vdi::begin;
 use crate::vdi::maps::History;
@@ -15,8 +14,8 @@ use crate::vdi::maps::History;
 /// In front of the UUID of a snapshot.
 const BITMAP: &str = "qemu:dirty-bitmap:";
 
-/// What separates the name of an export from the only snapshot whose bitmap is listed: some clients can use no more than
-/// one bitmap, and take it from the list.
+/// What separates the name of an export from the only snapshot whose bitmap is listed: some clients can use no more
+/// than one bitmap, and take it from the list.
 const SINCE: &str = "@since=";
 
 /// The maximum number of dirty bitmaps that a disk process offers.
@@ -90,6 +89,12 @@ fn strings(data: &[u8]) -> Option<Vec<&[u8]>> {
         rest = behind;
     }
     rest.is_empty().then_some(found)
+}
+
+/// Splits the data of an option into a string, such as the name of an export, behind its length, and the rest.
+pub fn split_string(data: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (len, rest) = data.split_first_chunk()?;
+    rest.split_at_checked(usize::try_from(u32::from_be_bytes(*len)).ok()?)
 }
 
 #[cfg(test)]

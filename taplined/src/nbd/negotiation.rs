@@ -21,7 +21,7 @@ use tokio_rustls::rustls::ServerConfig;
 use uuid::Uuid;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::contexts;
+use super::contexts::{self, split_string};
 use super::process::{Contexts, DATA_MAX, Replies, ask, broken, connect, send_option};
 use crate::daemon::Daemon;
 use crate::http::{Caller, UnauthenticatedSlot, must_operate_vdi};
@@ -274,7 +274,7 @@ impl Client {
 
     /// Sends an option that begins with the name of an export to its disk process, and that one's replies back.
     async fn forward(&mut self, daemon: &Daemon, option: u32, data: &[u8]) -> io::Result<Next> {
-        let Some((name, rest)) = split_name(data) else {
+        let Some((name, rest)) = split_string(data) else {
             return self.refuse(option, wire::REP_ERR_INVALID, "the name of the export is cut off").await;
         };
         let since = match option {
@@ -448,10 +448,4 @@ fn reply(option: u32, kind: u32, data: &[u8]) -> Vec<u8> {
         len: wire::length(data).into(),
     };
     [header.as_bytes(), data].concat()
-}
-
-/// Splits the data of an option into a string, such as the name of an export, behind its length, and the rest.
-pub fn split_name(data: &[u8]) -> Option<(&[u8], &[u8])> {
-    let (len, rest) = data.split_first_chunk()?;
-    rest.split_at_checked(usize::try_from(u32::from_be_bytes(*len)).ok()?)
 }

@@ -3,8 +3,8 @@
 //!
 //! Which ones are wanted is known by [`crate::reader`]; each has the UUID of its snapshot as its name. It looks into no
 //! map. Invariant: a bitmap is offered only if its maps name all changes up to the state that is served. An image job
-//! verifies that first, so that the reason is known here if they do not; then the disk process does, which has the image
-//! locked and reads the maps once. In any doubt the disk is served without.
+//! verifies that first, so that the reason is known here if they do not; then the disk process does, which has the
+//! image locked and reads the maps once. In any doubt the disk is served without.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

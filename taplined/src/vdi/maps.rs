@@ -1,7 +1,7 @@
 //! The maps of changed blocks between two states of a disk, and what is to show that they name all changes.
 //!
-//! It knows which maps the catalogue has, and opens their files and the images whose marks may prove them. It looks into
-//! no map: the process that reads the maps verifies them ([`control::tracking::Proof`]), and the catalogue is never
+//! It knows which maps the catalogue has, and opens their files and the images whose marks may prove them. It looks
+//! into no map: the process that reads the maps verifies them ([`control::tracking::Proof`]), and the catalogue is never
 //! trusted. Invariant: between two states there is a chain of maps without a gap, or an error that names the gap.
 
 use std::fs::File;
@@ -64,8 +64,8 @@ impl History {
         Ok(History { to, snapshots, tracked, directory })
     }
 
-    /// The earlier snapshots of the disk from which maps lead here, with the numbers of maps, the most first. The maps of
-    /// each are the last ones of those before it.
+    /// The earlier snapshots of the disk from which maps lead here, with the numbers of maps, the most first. The maps
+    /// of each are the last ones of those before it.
     pub fn earlier(&self) -> Vec<(Uuid, usize)> {
         let count = |from: &Vdi| Some((from.uuid, self.maps_since(from.uuid).ok()?.len()));
         sorted(self.snapshots.iter().filter_map(count).collect())

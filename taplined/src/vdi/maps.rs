@@ -1,8 +1,8 @@
 //! The maps of changed blocks between two states of a disk, and what is to show that they name all changes.
 //!
 //! It knows which maps the catalogue has, and opens their files and the images whose marks may prove them. It looks
-//! into no map: the process that reads the maps verifies them ([`control::tracking::Proof`]), and the catalogue is never
-//! trusted. Invariant: between two states there is a chain of maps without a gap, or an error that names the gap.
+//! into no map: the process that reads the maps verifies them ([`control::tracking::Proof`]), and the catalogue is
+//! never trusted. Invariant: between two states there is a chain of maps without a gap, or an error that names the gap.
 
 use std::fs::File;
 use std::path::PathBuf;

@@ -114,7 +114,7 @@ mod test {
         assert_eq!(set(&queries(&["base:allocation", &name, &name])), [one]);
         for other in ["", BITMAP, "qemu:", &one.to_string(), &name.to_uppercase(), &format!("{BITMAP}{}", one.simple())]
         {
-            assert_eq!(set(&queries(&[other])), [], "{other}");
+            assert!(set(&queries(&[other])).is_empty(), "{other}");
         }
         let many: Vec<String> = (0..20).map(|number| format!("{BITMAP}{}", Uuid::from_u128(number))).collect();
         assert_eq!(set(&queries(&many.iter().map(String::as_str).collect::<Vec<_>>())).len(), BITMAPS_MAX);
@@ -134,10 +134,10 @@ mod test {
         let whole = queries(&[&format!("{BITMAP}{}", Uuid::from_u128(1))]);
         assert_eq!(set(&whole).len(), 1);
         for len in 0..whole.len() {
-            assert_eq!(set(&whole[..len]), [], "{len}");
+            assert!(set(&whole[..len]).is_empty(), "{len}");
         }
-        assert_eq!(set(&[&whole[..], b"x"].concat()), []);
-        assert_eq!(set(&[255; 64]), []);
+        assert!(set(&[&whole[..], b"x"].concat()).is_empty());
+        assert!(set(&[255; 64]).is_empty());
     }
 
     #[test]

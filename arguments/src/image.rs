@@ -229,6 +229,9 @@ pub struct Seal {
 pub enum ChangesFormat {
     /// A base64 bitmap.
     Xapi,
+    /// Only their total, in JSON.
+    #[value(hide = true)]
+    Total,
 }
 
 /// `image convert`.

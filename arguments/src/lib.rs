@@ -22,6 +22,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use control::calibration::Storage;
 use control::limits::Limits;
 use control::share::{DEPTHS, WEIGHTS};
+use control::tracking::ExpectedMaps;
 use control::{CpuList, ImageName, POLLING_MAX_US, PollingMode, SizeRule, THREADS_MAX};
 
 pub use confirm::Confirm;
@@ -129,6 +130,10 @@ pub struct Serve {
     #[arg(long, help_heading = "Transport", value_name = "NAME=MAP[,MAP...]", requires = "nbd")]
     #[arg(conflicts_with = "xen")]
     pub dirty_bitmap: Vec<DirtyBitmap>,
+    /// What a daemon has recorded of each map of the longest dirty bitmap, in JSON; fail unless they are those, and
+    /// complete. The maps of each other dirty bitmap are the last ones of these
+    #[arg(long, hide = true, value_name = "JSON", requires_all = ["handed", "dirty_bitmap", "read_only"])]
+    pub expect: Option<ExpectedMaps>,
     /// Be the backend of this disk of a Xen guest: 7/xvdb, or NAME/xvdb
     #[arg(long, help_heading = "Transport", value_name = "DOMAIN/VDEV")]
     pub xen: Option<XenDisk>,

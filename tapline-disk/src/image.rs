@@ -5,6 +5,7 @@ pub mod check;
 pub mod create;
 pub mod damage;
 pub mod engine_choice;
+pub mod expected_maps;
 pub mod fileless;
 pub mod libvhd;
 pub mod map_of_daemon;

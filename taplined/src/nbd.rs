@@ -7,8 +7,10 @@
 //!
 //! 1. The VBD is created, marked as one for the NBD address, and plugged. *If killed after this:* the next daemon
 //!    removes it ([`crate::reader::remove_left_over`]).
-//! 2. Clients of the same VDI share it. After the last one it is unplugged and removed.
+//! 2. Clients of the same VDI share it, unless they want other dirty bitmaps. After the last one it is unplugged and
+//!    removed.
 
+mod contexts;
 mod listener;
 mod negotiation;
 mod process;

@@ -12,6 +12,7 @@
 //!    killed after that:* the next daemon continues. Only when the process has exited is the lease released.
 
 mod begin;
+mod bitmaps;
 mod cleanup;
 mod deaths;
 mod handover;

@@ -1,11 +1,11 @@
 //! VBDs through which clients of the NBD address, and backups, read.
 //!
-//! Invariants: the clients of one VDI share a VBD, as long as that is plugged; it exists only while there is a client,
-//! or while it is being plugged for one or removed.
+//! Invariants: the clients of one VDI that want the same dirty bitmaps share a VBD, as long as that is plugged; it
+//! exists only while there is a client, or while it is being plugged for one or removed.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use api::{Problem, Requester, Transport, VbdState};
@@ -23,9 +23,20 @@ const REST: Duration = Duration::from_secs(5);
 
 /// The VDIs that are being read.
 #[derive(Debug, Default)]
-pub struct Readers(Mutex<HashMap<Uuid, Slot>>);
+pub struct Readers {
+    slots: Mutex<HashMap<Read, Slot>>,
+    /// The dirty bitmaps that the process of a VBD is to offer, if any.
+    bitmaps: Mutex<HashMap<Uuid, Vec<Uuid>>>,
+}
 
-/// The VBD of one VDI. Locked while one is plugged.
+/// What is read: a VDI, with what has changed since these earlier snapshots of it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Read {
+    vdi: Uuid,
+    since: Vec<Uuid>,
+}
+
+/// The VBD through which something is read. Locked while one is plugged.
 type Slot = Arc<AsyncMutex<Weak<PluggedVbd>>>;
 
 /// A plugged VBD. Dropped with its last client, it is removed.
@@ -44,31 +55,42 @@ pub struct Reader {
 }
 
 impl Readers {
-    fn slot(&self, vdi: Uuid) -> Slot {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    fn slot(&self, read: Read) -> Slot {
+        let mut all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         // Others than those that are in use, or are being taken.
         all.retain(|_, slot| Arc::strong_count(slot) > 1 || slot.try_lock().is_ok_and(|vbd| vbd.strong_count() > 0));
-        all.entry(vdi).or_default().clone()
+        all.entry(read).or_default().clone()
+    }
+
+    /// The snapshots since which changes are wanted by the readers of a VBD. A VBD of an earlier daemon has none: its
+    /// clients are gone.
+    pub fn bitmaps_of(&self, vbd: Uuid) -> Vec<Uuid> {
+        self.bitmaps().get(&vbd).cloned().unwrap_or_default()
+    }
+
+    fn bitmaps(&self) -> MutexGuard<'_, HashMap<Uuid, Vec<Uuid>>> {
+        self.bitmaps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Reader {
-    /// Plugs a VDI for a client, unless that is done for another one already. Continues to its end if the caller is
-    /// gone.
-    pub async fn open(daemon: &Daemon, vdi: Uuid, requester: Requester) -> Result<Reader, Problem> {
-        let at_work = daemon.clone();
-        let opened = background::spawn(on_behalf_of(requester, async move { Reader::plugged(at_work, vdi).await }));
+    /// Plugs a VDI for a client, unless that is done for another one already. Its process offers, as dirty bitmaps, the
+    /// changes `since` earlier snapshots of the VDI, as far as all of them are known. Continues to its end
+    /// if the caller is gone.
+    pub async fn open(daemon: &Daemon, vdi: Uuid, since: &[Uuid], requester: Requester) -> Result<Reader, Problem> {
+        let (at_work, read) = (daemon.clone(), Read { vdi, since: since.to_vec() });
+        let opened = background::spawn(on_behalf_of(requester, async move { Reader::plugged(at_work, read).await }));
         opened.await.map_err(|error| Problem::failed(format_args!("plug VDI {vdi}"), error))?
     }
 
-    async fn plugged(daemon: Daemon, vdi: Uuid) -> Result<Reader, Problem> {
-        let slot = daemon.readers.slot(vdi);
+    async fn plugged(daemon: Daemon, read: Read) -> Result<Reader, Problem> {
+        let slot = daemon.readers.slot(read.clone());
         let mut known = slot.lock().await;
         let shared = match known.upgrade() {
             Some(shared) if shared.is_served().await? => shared,
             // Somebody has unplugged it. Its clients end by themselves.
             _ => {
-                let made = Arc::new(make(&daemon, vdi).await?);
+                let made = Arc::new(make(&daemon, read).await?);
                 *known = Arc::downgrade(&made);
                 made
             }
@@ -88,15 +110,19 @@ impl PluggedVbd {
 
 impl Drop for PluggedVbd {
     fn drop(&mut self) {
+        self.daemon.readers.bitmaps().remove(&self.vbd);
         background::spawn(remove(self.daemon.clone(), self.vbd));
     }
 }
 
 /// Creates a VBD and plugs it.
-async fn make(daemon: &Daemon, vdi: Uuid) -> Result<PluggedVbd, Problem> {
+async fn make(daemon: &Daemon, Read { vdi, since }: Read) -> Result<PluggedVbd, Problem> {
     let vbd = daemon.catalogue.write(move |tx| tx.add_nbd_vbd(vdi)).await?.uuid;
     // Removed if the plug fails.
     let made = PluggedVbd { daemon: daemon.clone(), vbd };
+    if !since.is_empty() {
+        daemon.readers.bitmaps().insert(vbd, since);
+    }
     let task = plug::plug(daemon, vbd).await?;
     daemon.tasks.success_of(task.uuid).await?;
     Ok(made)

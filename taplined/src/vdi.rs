@@ -11,6 +11,7 @@ mod data_destroy;
 mod destroy;
 mod file;
 mod leaf;
+pub mod maps;
 mod merge;
 mod postponed;
 pub mod record_changes;

@@ -25,8 +25,8 @@ use crate::process::failure::Failure;
 pub const MESSAGE_MAX: usize = 64 << 10;
 
 /// Maximum number of descriptors: a chain has at most [`disk::LAYERS_MAX`] layers, each perhaps once for reading and
-/// once for writing.
-const DESCRIPTORS_MAX: usize = 256;
+/// once for writing; a daemon joins up to 200 maps of changed blocks.
+const DESCRIPTORS_MAX: usize = 512;
 
 /// Receives everything up to the end message.
 pub fn receive(socket: impl AsFd) -> Result<Handed, Failure> {

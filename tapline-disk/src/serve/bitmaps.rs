@@ -19,6 +19,7 @@ use std::path::Path;
 
 use arguments::{DirtyBitmap, Serve};
 use control::Kind;
+use control::tracking::{ExpectedMaps, Proof};
 use disk::changes::{ChangeMap, MapId};
 use disk::{Disk, Image, MapState, Span};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -26,9 +27,9 @@ use serde::{Deserialize, Serialize};
 use transport::nbd;
 use uring::ImageFile;
 
-use crate::files::Files;
+use crate::files::{Files, mark};
 use crate::image::chain::Layers;
-use crate::image::tracking;
+use crate::image::{expected_maps, tracking};
 use crate::process::failure::Failure;
 use crate::process::log::say;
 
@@ -66,24 +67,27 @@ pub enum Wanted {
     Taken(Bitmaps),
     /// Those of the command line, of a disk that records its changes: with what the maps before that of `--track` name.
     Live(Vec<(DirtyBitmap, Option<ChangeMap>)>),
-    /// Those of the command line, of a disk that is not written to.
-    Constant(Vec<DirtyBitmap>),
+    /// Those of the command line, of a disk that is not written to, and what a daemon has recorded of the maps of the
+    /// longest.
+    Constant(Vec<DirtyBitmap>, Option<ExpectedMaps>),
 }
 
 impl Wanted {
     /// Rejects bitmaps that cannot be served, while the image is not open: a refused start must neither end the
-    /// tracking of the image nor take its map up. The process that is taken over has verified those that are `taken`.
+    /// tracking of the image nor take its map up. The process that is taken over has verified those that are `taken`;
+    /// a daemon does not name them again.
     pub fn check(files: &Files, serve: &Serve, read_only: bool, taken: Option<Vec<Bitmap>>) -> Result<Wanted, Failure> {
         let wanted = &serve.dirty_bitmap;
         if let Some(taken) = taken {
-            if taken.iter().map(|bitmap| &bitmap.name).eq(wanted.iter().map(|bitmap| &bitmap.name)) {
+            let are_same = || taken.iter().map(|bitmap| &bitmap.name).eq(wanted.iter().map(|bitmap| &bitmap.name));
+            if (serve.managed && wanted.is_empty()) || are_same() {
                 return Ok(Wanted::Taken(Bitmaps(taken)));
             }
             let why = "the process that is taken over has others than the command line names";
             return Err(Failure::new("take over the dirty bitmaps of a disk", why));
         }
         check(wanted, serve, read_only)?;
-        let Some(track) = &serve.track else { return Ok(Wanted::Constant(wanted.clone())) };
+        let Some(track) = &serve.track else { return Ok(Wanted::Constant(wanted.clone(), serve.expect.clone())) };
         let with_over = |bitmap: &DirtyBitmap| Ok((bitmap.clone(), before_track(files, bitmap, track)?));
         wanted.iter().map(with_over).collect::<Result<_, _>>().map(Wanted::Live)
     }
@@ -91,18 +95,21 @@ impl Wanted {
     /// Opens them for an image that is open. `map` is the id of the map in which the disk will record its changes;
     /// without it, the last map of each must be that of the image.
     pub fn open(self, files: &Files, layers: &Layers, map: Option<MapId>) -> Result<Bitmaps, Failure> {
-        let (live, constant) = match self {
-            Wanted::Taken(bitmaps) => return Ok(bitmaps),
-            Wanted::Live(bitmaps) => (bitmaps, Vec::new()),
-            Wanted::Constant(bitmaps) => (Vec::new(), bitmaps),
-        };
-        let rest = map.map_or(Rest::Lost, Rest::Map);
-        let live = live.into_iter().map(|(wanted, over)| Ok(Bitmap { name: wanted.name, over, rest }));
-        let constant = constant.into_iter().map(|wanted| {
-            let over = Some(constant_map(files, &wanted, layers)?);
-            Ok(Bitmap { name: wanted.name, over, rest: Rest::None })
-        });
-        live.chain(constant).collect::<Result<_, _>>().map(Bitmaps)
+        match self {
+            Wanted::Taken(bitmaps) => Ok(bitmaps),
+            Wanted::Live(bitmaps) => {
+                let rest = map.map_or(Rest::Lost, Rest::Map);
+                let live = bitmaps.into_iter().map(|(wanted, over)| Bitmap { name: wanted.name, over, rest });
+                Ok(Bitmaps(live.collect()))
+            }
+            Wanted::Constant(bitmaps, expected) => {
+                let constant = bitmaps.into_iter().map(|wanted| {
+                    let over = Some(constant_map(files, &wanted, expected.as_ref(), layers)?);
+                    Ok(Bitmap { name: wanted.name, over, rest: Rest::None })
+                });
+                constant.collect::<Result<_, _>>().map(Bitmaps)
+            }
+        }
     }
 }
 
@@ -152,7 +159,12 @@ fn before_track(files: &Files, wanted: &DirtyBitmap, track: &Path) -> Result<Opt
 }
 
 /// Returns what the maps of a bitmap name, to which nothing is added.
-fn constant_map(files: &Files, wanted: &DirtyBitmap, layers: &Layers) -> Result<ChangeMap, Failure> {
+fn constant_map(
+    files: &Files,
+    wanted: &DirtyBitmap,
+    expected: Option<&ExpectedMaps>,
+    layers: &Layers,
+) -> Result<ChangeMap, Failure> {
     let mut maps: Vec<ChangeMap> = Vec::new();
     for path in &wanted.maps {
         maps.push(tracking::look(files, path)?);
@@ -160,8 +172,25 @@ fn constant_map(files: &Files, wanted: &DirtyBitmap, layers: &Layers) -> Result<
     if let (Some(path), Some(last)) = (wanted.maps.last(), maps.last()) {
         must_be_of_image(layers, path, last)?;
     }
-    must_be_sealed(files, wanted, &maps)?;
+    match expected {
+        Some(expected) => must_be_expected(&maps, expected, layers)?,
+        None => must_be_sealed(files, wanted, &maps)?,
+    }
     tracking::join(maps)
+}
+
+/// Fails unless a daemon has recorded the maps, and they name all changes of their intervals, up to the image, which is
+/// locked and not written to.
+fn must_be_expected(maps: &[ChangeMap], expected: &ExpectedMaps, layers: &Layers) -> Result<(), Failure> {
+    let ExpectedMaps(all) = expected;
+    let expected = all.len().checked_sub(maps.len()).and_then(|first| all.get(first..)).unwrap_or_default();
+    if expected.iter().any(|expected| matches!(expected.proof, Proof::Served(_))) {
+        let what = "cannot serve a dirty bitmap that ends with the map of a running disk, which another process serves";
+        return Err(Failure::of(Kind::Invalid, what).advise("serve a snapshot of the disk"));
+    }
+    let failed = |error| Failure::new(format!("examine {}", layers.name), error);
+    let image = layers.files.first().map(mark::state).transpose().map_err(failed)?;
+    expected_maps::check(maps, expected, image)
 }
 
 /// Fails unless the maps before the last one are complete.

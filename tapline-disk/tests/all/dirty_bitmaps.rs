@@ -2,7 +2,7 @@
 //! as `image changes` lists; while the disk is written to, nothing that was answered is missing.
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
@@ -284,6 +284,66 @@ fn a_daemon_passes_the_maps_as_descriptors() {
     fs::remove_file(room.file("nbd.sock")).unwrap();
     let said = Hand::to(&words).file(&files[0]).listen(&room, "nbd", "nbd.sock").run();
     assert!(said.err.contains("m1") && said.code != Some(0), "{said:?}");
+}
+
+/// The mark of an image, as a daemon sends it.
+fn mark(room: &Room, file: &str) -> Value {
+    let mut text = [0; 1024];
+    let len = rustix::fs::getxattr(room.file(file), "user.tapline.changes", &mut text[..]).unwrap();
+    let text = String::from_utf8(text[..len].to_vec()).unwrap();
+    let words: Vec<&str> = text.split(' ').collect();
+    json!({ "map": words[1], "file": words[2], "sessions": words[3].split(',').collect::<Vec<_>>() })
+}
+
+#[test]
+fn maps_that_are_not_as_a_daemon_has_recorded_them_are_refused() {
+    let room = Room::new();
+    let (_, chain) = chain(&room, "qcow2");
+    let id = |maps: &str| room.json(&format!("image changes {maps}"))["maps"][0].as_str().unwrap().to_owned();
+    let [first, second, third] = ["m1", "m2", "m3"].map(id);
+    let expected = |map: &str, continues: Option<&str>, proof: &Value| json!({ "map": map, "continues": continues, "proof": proof });
+    let sealed = json!({ "sealed": null });
+    let names = |words: &str| words.replace("qcow2:", &format!("qcow2:{NOWHERE}/"));
+    let hand = |chain: &str, maps: &[&str], expected: &[Value]| {
+        let bitmap = maps.iter().map(|map| format!("{NOWHERE}/{map}")).collect::<Vec<_>>().join(",");
+        let chain = names(chain);
+        let words = format!("serve {chain} --read-only --confine --nbd {NOWHERE}/nbd.sock --dirty-bitmap x={bitmap}");
+        fs::remove_file(room.file("nbd.sock")).ok();
+        let hand = Hand::to(&format!("{words} --expect {}", json!(expected)));
+        let files: Vec<&str> = ["a", "b", "c"].into_iter().filter(|file| chain.contains(&format!("/{file}"))).collect();
+        let files: Vec<Handed> = files.iter().chain(maps).map(|file| Handed::open(&room, file, false)).collect();
+        hand.files(&files).listen(&room, "nbd", "nbd.sock")
+    };
+    let served = |chain: &str, maps: &[&str], expected: &[Value]| {
+        let disk = hand(chain, maps, expected).serve();
+        assert_eq!(nbdinfo(&room, "x"), named(&room, &maps.join(" ")));
+        assert_eq!(disk.stop().0, Some(0));
+    };
+    let refused = |chain: &str, maps: &[&str], expected: &[Value], why: &str| {
+        let said = hand(chain, maps, expected).run();
+        assert!(said.code != Some(0) && said.err.contains(why), "{why}: {said:?}");
+    };
+    let (a, b) = ("qcow2:a", "qcow2:b --parent qcow2:a");
+    let good = expected(&first, None, &sealed);
+    served(a, &["m1"], std::slice::from_ref(&good));
+    served(b, &["m1", "m2"], &[good.clone(), expected(&second, Some(&first), &sealed)]);
+    // The last of those that are expected.
+    served(b, &["m2"], &[good.clone(), expected(&second, Some(&first), &sealed)]);
+    refused(a, &["m1"], &[expected(&second, None, &sealed)], "its file has map");
+    refused(b, &["m2"], &[expected(&second, Some(&third), &sealed)], "it continues");
+    refused(b, &["m1", "m2"], &[expected(&second, None, &sealed)], "as many maps must be expected");
+    refused(b, &["m2", "m1"], &[expected(&second, None, &sealed), good], "does not continue");
+    // The map of the leaf is proven by the image, as this process has it locked.
+    let found = fs::metadata(room.file("c")).unwrap();
+    let state = json!({ "seconds": found.ctime(), "nanoseconds": found.ctime_nsec(), "len": found.len() });
+    let image = |mark: Value| expected(&third, Some(&second), &json!({ "image": [mark, state] }));
+    served(&chain, &["m3"], &[image(mark(&room, "c"))]);
+    refused(&chain, &["m3"], &[expected(&third, None, &sealed)], "it is not complete");
+    refused(&chain, &["m3"], &[expected(&third, None, &json!({ "served": "ab" }))], "a running disk");
+    refused(&chain, &["m3"], &[image(mark(&room, "a"))], "tracked by another map");
+    let file = File::options().write(true).open(room.file("c")).unwrap();
+    file.write_all_at(&room.read("c")[700..701], 700).unwrap();
+    refused(&chain, &["m3"], &[image(mark(&room, "c"))], "was changed after the map was closed");
 }
 
 #[test]

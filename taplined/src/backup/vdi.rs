@@ -232,7 +232,7 @@ impl Source<'_> {
         let snapshot = self.snapshot;
         let copying = async {
             // Plugged until the process has ended.
-            let reader = Reader::open(daemon, snapshot, context.requester()).await?;
+            let reader = Reader::open(daemon, snapshot, &[], context.requester()).await?;
             let read = daemon.catalogue.read(move |view| view.vdi(snapshot)).await?;
             let (words, properties) = self.words(daemon, &read, &reader.socket).await?;
             let at = At { properties: Some(properties), ..At::of(target) };

@@ -21,6 +21,7 @@ use tokio_rustls::rustls::ServerConfig;
 use uuid::Uuid;
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::contexts::{self, split_string};
 use super::process::{Contexts, DATA_MAX, Replies, ask, broken, connect, send_option};
 use crate::daemon::Daemon;
 use crate::http::{Caller, UnauthenticatedSlot, must_operate_vdi};
@@ -78,6 +79,10 @@ struct Export {
     caller: Caller,
     vdi: Uuid,
     label: String,
+    /// The snapshot to which the list of dirty bitmaps is restricted.
+    only: Option<Uuid>,
+    /// The snapshots whose dirty bitmaps the process offers, as far as all changes since are known.
+    since: Vec<Uuid>,
     process: UnixStream,
     _reader: Reader,
 }
@@ -177,7 +182,7 @@ impl Client {
                 self.set_replies(option).await
             }
             wire::OPT_LIST if data.is_empty() => self.list(daemon).await,
-            wire::OPT_EXPORT_NAME => match self.open(daemon, &data).await {
+            wire::OPT_EXPORT_NAME => match self.open(daemon, &data, self.wanted(&data)).await {
                 Ok(export) => send_option(&mut export.process, option, &[]).await.map(|()| Next::Transmit),
                 Err(problem) => {
                     tracing::debug!("an export was refused: {problem}");
@@ -269,13 +274,17 @@ impl Client {
 
     /// Sends an option that begins with the name of an export to its disk process, and that one's replies back.
     async fn forward(&mut self, daemon: &Daemon, option: u32, data: &[u8]) -> io::Result<Next> {
-        let Some((name, rest)) = split_name(data) else {
+        let Some((name, rest)) = split_string(data) else {
             return self.refuse(option, wire::REP_ERR_INVALID, "the name of the export is cut off").await;
         };
-        if option == wire::OPT_SET_META_CONTEXT {
-            self.contexts = None;
-        }
-        if let Err(problem) = self.open(daemon, name).await {
+        let since = match option {
+            wire::OPT_SET_META_CONTEXT => {
+                self.contexts = None;
+                contexts::set(rest)
+            }
+            _ => self.wanted(name),
+        };
+        if let Err(problem) = self.open(daemon, name, since.clone()).await {
             let kind = if problem.code == Code::NotFound { wire::REP_ERR_UNKNOWN } else { wire::REP_ERR_POLICY };
             let advice = problem.advice.as_deref().map(|advice| format!("; {advice}")).unwrap_or_default();
             return self.refuse(option, kind, &format!("{}{advice}", problem.detail)).await;
@@ -290,23 +299,35 @@ impl Client {
                 data.extend_from_slice(export.label.as_bytes());
             }
         }
+        let is_granted = replies.last().is_some_and(|(kind, _)| *kind == wire::REP_ACK);
+        if is_granted && option == wire::OPT_LIST_META_CONTEXT {
+            replies.retain(|reply| !contexts::is_bitmap(reply));
+            let bitmaps = contexts::list(daemon, export.vdi, export.only, rest).await;
+            replies.splice(..0, bitmaps);
+        }
         for (kind, data) in &replies {
             self.answer(option, *kind, data).await?;
         }
-        let is_granted = replies.last().is_some_and(|(kind, _)| *kind == wire::REP_ACK);
         match option {
             wire::OPT_GO if is_granted => Ok(Next::Transmit),
             wire::OPT_SET_META_CONTEXT if is_granted => {
-                self.contexts = Some(Contexts { name: name.to_owned(), queries: rest.to_owned(), replies });
+                self.contexts = Some(Contexts { name: name.to_owned(), queries: rest.to_owned(), since, replies });
                 Ok(Next::Negotiate)
             }
             _ => Ok(Next::Negotiate),
         }
     }
 
-    /// The export of this name, which is opened unless it is the last one that was named.
-    async fn open(&mut self, daemon: &Daemon, name: &[u8]) -> Result<&mut Export, Problem> {
-        let export = match self.export.take().filter(|export| export.name == name) {
+    /// The snapshots whose dirty bitmaps were set for the export of this name.
+    fn wanted(&self, name: &[u8]) -> Vec<Uuid> {
+        let contexts = self.contexts.as_ref().filter(|contexts| contexts.name == name);
+        contexts.map(|contexts| contexts.since.clone()).unwrap_or_default()
+    }
+
+    /// The export of this name, with the dirty bitmaps since these snapshots, which is opened unless it is the last one
+    /// that was named.
+    async fn open(&mut self, daemon: &Daemon, name: &[u8], since: Vec<Uuid>) -> Result<&mut Export, Problem> {
+        let export = match self.export.take().filter(|export| export.name == name && export.since == since) {
             Some(export) => {
                 // The caller's rights may have changed since.
                 must_operate_vdi(daemon, &export.caller, export.vdi).await?;
@@ -316,16 +337,17 @@ impl Client {
                 let text = std::str::from_utf8(name)
                     .map_err(|_| Problem::new(Code::NotFound, "the name of the export is not UTF-8"))?;
                 let (caller, text) = self.caller(daemon, text)?;
+                let (text, only) = contexts::split_since(text)?;
                 let Found { vdi, label } = find(daemon, text.to_owned()).await?;
                 must_operate_vdi(daemon, &caller, vdi).await?;
                 self.anonymous_until = None;
                 let requester = caller.requester().await;
                 self.log_opened(vdi, &requester);
-                let reader = Reader::open(daemon, vdi, requester).await?;
+                let reader = Reader::open(daemon, vdi, &since, requester).await?;
                 let failed = |error| Problem::failed(format_args!("connect to the disk process of VDI {vdi}"), error);
                 let contexts = self.contexts.as_ref().filter(|contexts| contexts.name == name);
                 let process = connect(&reader, self.flags, self.replies, contexts).await.map_err(failed)?;
-                Export { name: name.to_owned(), caller, vdi, label, process, _reader: reader }
+                Export { name: name.to_owned(), caller, vdi, label, only, since, process, _reader: reader }
             }
         };
         Ok(self.export.insert(export))
@@ -426,10 +448,4 @@ fn reply(option: u32, kind: u32, data: &[u8]) -> Vec<u8> {
         len: wire::length(data).into(),
     };
     [header.as_bytes(), data].concat()
-}
-
-/// Splits the data of an option into the name of an export, behind its length, and the rest.
-fn split_name(data: &[u8]) -> Option<(&[u8], &[u8])> {
-    let (len, rest) = data.split_first_chunk()?;
-    rest.split_at_checked(usize::try_from(u32::from_be_bytes(*len)).ok()?)
 }

@@ -7,6 +7,7 @@ use std::io::{self, ErrorKind};
 use nbd::wire::{self, OptionHeader};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
+use uuid::Uuid;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::reader::Reader;
@@ -32,6 +33,8 @@ pub struct Contexts {
     pub name: Vec<u8>,
     /// The data of the option behind the name.
     pub queries: Vec<u8>,
+    /// The snapshots whose dirty bitmaps are among them.
+    pub since: Vec<Uuid>,
     /// The types and data of the replies, with the numbers of the contexts.
     pub replies: Vec<(u32, Vec<u8>)>,
 }

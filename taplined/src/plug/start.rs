@@ -11,6 +11,7 @@ use api::{Code, Problem};
 use control::handed::Listens;
 use uuid::Uuid;
 
+use super::bitmaps;
 use super::plug_spec::PlugSpec;
 use super::steps::Steps;
 use crate::daemon::Daemon;
@@ -44,9 +45,19 @@ pub async fn serve(
     let vbd = order.vbd.uuid;
     let before = if incarnation == Incarnation::First { Known::new() } else { daemon.disks.open_files.of(vbd) };
     let logs = daemon.tool.redo.clone();
-    let (handing, known, recording) = steps.step("open", order.open(before, logs)).await?;
+    let (mut handing, known, recording) = steps.step("open", order.open(before, logs)).await?;
     daemon.disks.open_files.set(vbd, known);
-    let ready = steps.step("start", start(daemon, order, &place, incarnation, handing, process)).await?;
+    let mut words = order.words(&place);
+    let wanted = daemon.readers.bitmaps_of(vbd);
+    if !wanted.is_empty() {
+        let offered = async { Ok(bitmaps::offer(daemon, order.vbd.vdi, &wanted, &mut handing).await) };
+        words.extend(steps.step("bitmaps", offered).await?);
+    }
+    if incarnation == Incarnation::First {
+        // A user who plugs the disk again has seen the problem; a process that merely replaces another has not.
+        words.push("--accept-failed-sync".into());
+    }
+    let ready = steps.step("start", start(daemon, order, &words, incarnation, handing, process)).await?;
     let socket = steps.step("hand", hand(ready)).await?;
     if let (Some(recording), Some(socket)) = (recording, socket) {
         steps.step("map", record_changes::agree(daemon, socket, recording)).await?;
@@ -64,11 +75,12 @@ fn steps_limit(steps: &Steps) -> Duration {
 async fn start(
     daemon: &Daemon,
     order: &PlugSpec,
-    place: &DiskPaths,
+    words: &[OsString],
     incarnation: Incarnation,
     mut handing: Handing,
     process: &mut Option<DiskProcess>,
 ) -> Result<Ready, Problem> {
+    let place = DiskPaths::of(&daemon.config, order.vbd.uuid);
     // Only the daemon connects for clients of its NBD address: it checks what they may read.
     let group = daemon.plugs.group.filter(|_| !order.vbd.for_nbd_address);
     let transport = order.vbd.transport;
@@ -93,12 +105,7 @@ async fn start(
         }
     };
     let (stdin, mut ready) = handing.prepare(&daemon.tool.redo)?;
-    let mut words = order.words(place);
-    if incarnation == Incarnation::First {
-        // A user who plugs the disk again has seen the problem; a process that merely replaces another has not.
-        words.push("--accept-failed-sync".into());
-    }
-    let identity = process.insert(launch(daemon, order, &words, stdin, incarnation)?).identity();
+    let identity = process.insert(launch(daemon, order, words, stdin, incarnation)?).identity();
     if let Some(disk) = &order.disk {
         disk.make_statistics(identity.pid).await.into_iter().for_each(|files| ready.statistics(files));
     }

@@ -28,7 +28,7 @@ use crate::fault::{self, Planted};
 use crate::reconcile;
 use crate::task::wanted::Want;
 pub use copies::{block_size, copy, export, import};
-pub use tracking::{changed, data_destroy, disable, enable};
+pub use tracking::{changed, data_destroy, disable, enable, proven};
 
 /// The physical size of a new image before anything is written to it.
 const EMPTY: u64 = 1 << 20;

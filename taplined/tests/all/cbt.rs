@@ -12,21 +12,21 @@ use serde_json::{Value, json};
 use crate::harness::disks::{chain, io, nbd, plug, state, unplug, vbd};
 use crate::harness::{ABORT_AT, Taplined, kill, start_with, wait_until};
 
-const BLOCK: usize = 64 << 10;
-const SIZE: u64 = 32 << 20;
+pub const BLOCK: usize = 64 << 10;
+pub const SIZE: u64 = 32 << 20;
 
 /// A change of files behind the daemon's back.
 type Change<'a> = &'a dyn Fn(&Bed);
 
 /// A plugged disk of a daemon, whose changes are recorded.
-struct Bed {
-    daemon: Taplined,
+pub struct Bed {
+    pub daemon: Taplined,
     sr: String,
-    vdi: String,
-    vbd: String,
+    pub vdi: String,
+    pub vbd: String,
 }
 
-fn bed(format: &str, settings: &str) -> Bed {
+pub fn bed(format: &str, settings: &str) -> Bed {
     let daemon = start_with(settings, &[]);
     let sr = daemon.repository("vms");
     let asked = json!({ "sr": sr, "name": "disk", "size": SIZE, "format": format });
@@ -39,21 +39,21 @@ fn bed(format: &str, settings: &str) -> Bed {
 }
 
 impl Bed {
-    fn verb(&self, vdi: &str, verb: &str) -> Value {
+    pub fn verb(&self, vdi: &str, verb: &str) -> Value {
         self.daemon.done(self.daemon.post(&format!("/vdis/{vdi}/{verb}"), json!({})))
     }
 
-    fn snapshot(&self) -> String {
+    pub fn snapshot(&self) -> String {
         self.verb(&self.vdi, "snapshot")["uuid"].as_str().unwrap().into()
     }
 
-    fn destroy(&self, vdi: &str) {
+    pub fn destroy(&self, vdi: &str) {
         self.daemon.done(self.daemon.delete(&format!("/vdis/{vdi}")));
         self.daemon.settle();
     }
 
     /// Fills blocks of the plugged disk.
-    fn write(&self, blocks: &[usize], byte: u8) {
+    pub fn write(&self, blocks: &[usize], byte: u8) {
         let write = |at: &usize| format!("write -P {byte} {}k 64k", at * 64);
         let mut commands: Vec<String> = blocks.iter().map(write).collect();
         commands.push("flush".into());
@@ -62,24 +62,24 @@ impl Bed {
         assert!(written, "{said}\n{}", self.daemon.log());
     }
 
-    fn tracking(&self) -> Value {
+    pub fn tracking(&self) -> Value {
         self.daemon.get(&format!("/vdis/{}", self.vdi)).1["cbt"].clone()
     }
 
     /// The map in use.
-    fn map(&self) -> String {
+    pub fn map(&self) -> String {
         let tracking = self.tracking();
         let last = tracking["maps"].as_array().and_then(|maps| maps.last());
         last.unwrap_or_else(|| panic!("{tracking}\n{}", self.daemon.log()))["uuid"].as_str().unwrap().into()
     }
 
-    fn ask(&self, from: &str, to: &str) -> (u16, Value) {
+    pub fn ask(&self, from: &str, to: &str) -> (u16, Value) {
         self.daemon.get(&format!("/vdis/{to}/changes?from={from}"))
     }
 
     /// The blocks that are named.
     #[track_caller]
-    fn changed(&self, from: &str, to: &str) -> BTreeSet<usize> {
+    pub fn changed(&self, from: &str, to: &str) -> BTreeSet<usize> {
         let (status, said) = self.ask(from, to);
         assert_eq!(status, 200, "{said}\n{}", self.daemon.log());
         let (_, xapi) = self.daemon.get(&format!("/vdis/{to}/changes?from={from}&format=xapi"));
@@ -122,15 +122,15 @@ impl Bed {
         (0..len).filter(|at| block(&one, *at) != block(&other, *at)).collect()
     }
 
-    fn directory(&self) -> PathBuf {
+    pub fn directory(&self) -> PathBuf {
         self.daemon.room().join("vms")
     }
 
-    fn leaf(&self) -> PathBuf {
+    pub fn leaf(&self) -> PathBuf {
         self.directory().join(&chain(&self.daemon, &self.vdi)[0].1)
     }
 
-    fn map_path(&self, map: &str) -> PathBuf {
+    pub fn map_path(&self, map: &str) -> PathBuf {
         self.directory().join(format!("{map}.changes"))
     }
 
@@ -153,7 +153,7 @@ impl Bed {
     }
 
     /// No file is there that the catalogue does not know.
-    fn nothing_is_left(&self) {
+    pub fn nothing_is_left(&self) {
         self.daemon.settle();
         let catalogue = self.daemon.catalogue();
         let mut files = catalogue.prepare("SELECT file FROM image WHERE state <> 'no-data'").unwrap();
@@ -185,7 +185,7 @@ fn decoded(text: &str) -> Vec<u8> {
     bits.chunks(8).map(|bits| bits.iter().fold(0, |byte, bit| byte << 1 | bit)).collect()
 }
 
-fn copy_with_attributes(from: &Path, to: &Path) {
+pub fn copy_with_attributes(from: &Path, to: &Path) {
     assert!(Command::new("cp").arg("-a").arg(from).arg(to).status().unwrap().success());
 }
 

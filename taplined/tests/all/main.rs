@@ -29,6 +29,7 @@ mod limits;
 mod lists;
 mod names;
 mod nbd_address;
+mod nbd_changes;
 mod panics;
 mod plug;
 mod program;

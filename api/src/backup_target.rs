@@ -193,6 +193,10 @@ pub struct VdiBackup {
     /// Read everything, even if it is known what has changed since the last backup.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub full: bool,
+    /// Verify the target first, read everything, and send again what is damaged there: other backups of the same data
+    /// are whole again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub repair: bool,
 }
 
 /// Backs up all disks of a VM at one moment, and what the VM is. A running guest is paused for the moment.
@@ -204,6 +208,10 @@ pub struct VmBackup {
     /// Read everything, even if it is known what has changed since the last backup.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub full: bool,
+    /// Verify the target first, read everything, and send again what is damaged there: other backups of the same data
+    /// are whole again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub repair: bool,
 }
 
 /// Creates a halted VM from the backup of one, with new disks.

@@ -1,8 +1,10 @@
 //! NBD URIs (`doc/uri.md` of the NetworkBlockDevice project): `nbd://HOST[:PORT]/EXPORT`,
 //! `nbd+unix:///EXPORT?socket=PATH`; `nbds:` and `nbds+unix:` require TLS, whose parameters are `tls-certificates=DIR`
-//! and `tls-hostname=NAME`.
+//! and `tls-hostname=NAME`. `token-file=PATH` is a parameter of Tapline: the token of a daemon's NBD address is in that
+//! file, since a URI is shown in many places, and recorded in images.
 //!
-//! It knows nothing about sockets. Invariant: an export's name is at most as long as the protocol allows.
+//! It knows nothing about sockets, and reads no file. Invariant: an export's name is at most as long as the protocol
+//! allows, and has no token.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -15,6 +17,9 @@ const PORT: u16 = 10809;
 /// Schemes, with what follows them; whether they are for Unix sockets, and whether they require TLS.
 const SCHEMES: [(&str, bool, bool); 4] =
     [("nbd://", false, false), ("nbd+unix://", true, false), ("nbds://", false, true), ("nbds+unix://", true, true)];
+
+/// What separates the name of an export at a daemon's NBD address from a token.
+pub const TOKEN: &str = "?token=";
 
 /// Where a server is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +48,8 @@ pub struct Uri {
     pub export: String,
     /// TLS, if it is required; without it, it is not used.
     pub tls: Option<TlsParameters>,
+    /// The file with the token that a daemon requires.
+    pub token_file: Option<PathBuf>,
     text: String,
 }
 
@@ -67,6 +74,12 @@ pub enum BadUri {
     /// `%` without two hexadecimal digits, or not UTF-8.
     #[error("it has a '%' that is not followed by two hexadecimal digits, or is not UTF-8")]
     Escape,
+    /// A token is in the name of the export.
+    #[error(
+        "a token in a URI is shown in logs and recorded in images; write it to a file that only you can read, and add \
+         the parameter token-file=PATH"
+    )]
+    Token,
     /// The export's name is too long, or has a byte of zero.
     #[error("the name of the export is longer than 4096 bytes, or contains a zero byte")]
     Export,
@@ -83,6 +96,9 @@ impl FromStr for Uri {
         let export = unescape(path)?;
         if export.len() > STRING_MAX || export.contains('\0') {
             return Err(BadUri::Export);
+        }
+        if export.contains(TOKEN) {
+            return Err(BadUri::Token);
         }
         let parameters = Parameters::read(query, unix, tls)?;
         let (place, host) = match (unix, parameters.socket) {
@@ -102,7 +118,7 @@ impl FromStr for Uri {
         };
         let hostname = parameters.hostname.unwrap_or(host);
         let tls = tls.then_some(TlsParameters { certificates: parameters.certificates, hostname });
-        Ok(Uri { place, export, tls, text: text.to_owned() })
+        Ok(Uri { place, export, tls, token_file: parameters.token_file, text: text.to_owned() })
     }
 }
 
@@ -126,6 +142,7 @@ struct Parameters {
     socket: Option<PathBuf>,
     certificates: Option<PathBuf>,
     hostname: Option<String>,
+    token_file: Option<PathBuf>,
 }
 
 impl Parameters {
@@ -139,6 +156,7 @@ impl Parameters {
             match name {
                 "socket" if unix && found.socket.is_none() => found.socket = Some(value.into()),
                 "tls-certificates" if tls && found.certificates.is_none() => found.certificates = Some(value.into()),
+                "token-file" if tls && found.token_file.is_none() => found.token_file = Some(value.into()),
                 "tls-hostname" if tls && found.hostname.is_none() => found.hostname = Some(value),
                 _ => return Err(refused()),
             }
@@ -227,6 +245,16 @@ mod test {
         let named = tls("nbds+unix://host/?tls-certificates=%2fpki&socket=s");
         assert_eq!(named, (unix(), "host".into(), Some("/pki".into())));
         assert_eq!("nbd://host/e".parse::<Uri>().unwrap().tls, None);
+    }
+
+    #[test]
+    fn a_token_is_in_a_file() {
+        let uri: Uri = "nbds://host/e?token-file=%2fkeys/a".parse().unwrap();
+        assert_eq!((uri.export.as_str(), uri.token_file), ("e", Some("/keys/a".into())));
+        assert_eq!(parse("nbds://host/e%3Ftoken=secret"), Err(BadUri::Token));
+        // It would be sent unencrypted.
+        assert!(matches!(parse("nbd://host/e?token-file=t"), Err(BadUri::Parameter(_))));
+        assert!(!parse("nbds://host/e%3Ftoken=secret").unwrap_err().to_string().contains("secret"));
     }
 
     #[test]

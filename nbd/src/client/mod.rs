@@ -93,6 +93,8 @@ pub struct Client {
     /// The metadata context of [`Client::describe`].
     context: String,
     write: bool,
+    /// The name that the server gave the export on the first connection, if it did.
+    canonical: Option<String>,
     /// As on the first connection.
     export: Option<Export>,
     link: Link,
@@ -139,6 +141,7 @@ impl Client {
             name: name.to_owned(),
             context: negotiation::ALLOCATION.to_owned(),
             write,
+            canonical: None,
             export: None,
             link: Link::Down,
             incoming: Incoming::default(),
@@ -276,7 +279,7 @@ impl Client {
                     match found {
                         None => return Ok(()),
                         Some(Outcome::StartTls) => self.start_tls()?,
-                        Some(Outcome::Export(export)) => self.negotiated(export)?,
+                        Some(Outcome::Export(export, name)) => self.negotiated(export, name)?,
                     }
                 }
                 Link::Up(live) => {
@@ -305,7 +308,13 @@ impl Client {
         Ok(())
     }
 
-    fn negotiated(&mut self, live: Export) -> Result<(), Broken> {
+    fn negotiated(&mut self, live: Export, canonical: Option<String>) -> Result<(), Broken> {
+        // The name under which it was requested may be that of another export meanwhile.
+        if let Some((before, now)) = self.canonical.as_ref().zip(canonical.as_ref()).filter(|(one, other)| one != other)
+        {
+            return Err(Broken::Changed(format!("it was export '{before}' of the server and is '{now}' now")));
+        }
+        self.canonical = self.canonical.take().or(canonical);
         match &self.export {
             Some(first) if self.pieces.planted != Some(Planted::SizeChange) => first.check_same(&live)?,
             _ => self.check_usable(&live)?,

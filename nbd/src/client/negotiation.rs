@@ -32,7 +32,7 @@ pub struct Export {
 
 /// Maximum length of a reply to an option: the longest is an error message or a name, and a header.
 const REPLY_MAX: usize = 2 * wire::STRING_MAX;
-/// Maximum number of replies to one option: we ask for two pieces of information, a server may add some.
+/// Maximum number of replies to one option: we ask for three pieces of information, a server may add some.
 const REPLIES_MAX: usize = 64;
 /// "Size constraints": the maximum payload where the server does not say.
 const BLOCK_MAX: u32 = 32 << 20;
@@ -57,8 +57,8 @@ enum Step {
 pub(super) enum Outcome {
     /// TLS begins now; then [`Negotiation::secured`] continues.
     StartTls,
-    /// The end.
-    Export(Export),
+    /// The end; with the canonical name of the export, if the server has one.
+    Export(Export, Option<String>),
 }
 
 /// A negotiation.
@@ -77,6 +77,8 @@ pub(super) struct Negotiation {
     export: Option<(u64, u16)>,
     /// From NBD_INFO_BLOCK_SIZE: minimum and maximum.
     blocks: Option<(u32, u32)>,
+    /// From NBD_INFO_NAME.
+    canonical: Option<String>,
 }
 
 impl Negotiation {
@@ -91,6 +93,7 @@ impl Negotiation {
             allocation: None,
             export: None,
             blocks: None,
+            canonical: None,
         }
     }
 
@@ -161,8 +164,9 @@ impl Negotiation {
             }
             Step::Go => {
                 string(&mut payload, &self.name);
-                payload.extend_from_slice(&1u16.to_be_bytes());
+                payload.extend_from_slice(&2u16.to_be_bytes());
                 payload.extend_from_slice(&wire::INFO_BLOCK_SIZE.to_be_bytes());
+                payload.extend_from_slice(&wire::INFO_NAME.to_be_bytes());
             }
         }
         let header = OptionHeader {
@@ -197,7 +201,10 @@ impl Negotiation {
                 self.option(Step::Go, out);
             }
             (Step::Go, wire::REP_INFO) => self.info(payload)?,
-            (Step::Go, wire::REP_ACK) => return self.export().map(Outcome::Export).map(Some),
+            (Step::Go, wire::REP_ACK) => {
+                let export = self.export()?;
+                return Ok(Some(Outcome::Export(export, self.canonical.take())));
+            }
             (Step::Go, kind) if kind & wire::REP_IS_ERROR != 0 => {
                 return Err(Broken::Refused(refusal(kind, payload, "it does not exist")));
             }
@@ -227,6 +234,10 @@ impl Negotiation {
             Some(wire::INFO_BLOCK_SIZE) => {
                 let found = u32_at(payload, 2).zip(u32_at(payload, 10)).filter(|_| payload.len() == 14);
                 self.blocks = Some(found.ok_or(short)?);
+            }
+            Some(wire::INFO_NAME) => {
+                let name = payload.get(2..).unwrap_or_default();
+                self.canonical = Some(String::from_utf8_lossy(name).into_owned());
             }
             // "NBD_REP_INFO": a client must ignore what it does not know.
             Some(_) => {}

@@ -346,6 +346,23 @@ fn a_disk_is_recognized_by_what_was_received_and_that_is_no_answer_to_anything_e
     assert!(client.is_up() && !client.has_answered() && client.answers() == answers);
 }
 
+/// The name under which an export was requested can be given to another one while the client is away.
+#[test]
+fn an_export_with_another_canonical_name_is_not_the_same() {
+    let named = |name: &str| {
+        let info = [&wire::INFO_NAME.to_be_bytes()[..], name.as_bytes()].concat();
+        [option_reply(wire::OPT_GO, wire::REP_INFO, &info), go(4096, FLAGS, None)].concat()
+    };
+    for (before, after, is_same) in [("a", "a", true), ("a", "b", false)] {
+        let mut client = negotiate(&[greeting(), unsupported(), named(before)]).unwrap();
+        client.disconnected();
+        client.connected();
+        let again = client.receive(&[greeting(), unsupported(), named(after)].concat());
+        assert_eq!(again.is_ok(), is_same, "{again:?}");
+        assert!(is_same || matches!(again, Err(Broken::Changed(_))));
+    }
+}
+
 #[test]
 fn a_disk_whose_blocks_differ_or_cannot_be_read_is_not_recognized() {
     let (mut client, cookie) = comparing();

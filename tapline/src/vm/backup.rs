@@ -19,6 +19,9 @@ pub struct Backup {
     /// Read everything, even if it is known what has changed since the last backup
     #[arg(long)]
     full: bool,
+    /// Verify the target first, then send again what is damaged there: other backups of the same data are whole again
+    #[arg(long)]
+    repair: bool,
     #[command(flatten)]
     waiting: Waiting,
 }
@@ -50,7 +53,7 @@ impl Backup {
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let vm = session.vm(&self.vm).await?;
         let target = session.backup_target(&self.backup_target).await?;
-        let answer = session.client.vm_backup(vm, &VmBackup { target, full: self.full }).await?;
+        let answer = session.client.vm_backup(vm, &VmBackup { target, full: self.full, repair: self.repair }).await?;
         match session.outcome(answer, self.waiting).await? {
             Outcome::Done(made) => print(&report(&made)),
             Outcome::Printed => Ok(()),

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::program::At;
 use super::restore::Shown;
 use super::snapshot::Temporary;
-use super::vdi::{Made, Source, keep};
+use super::vdi::{Extent, Made, Source, keep};
 use super::{Machine, MachineDisk, target};
 use crate::clock;
 use crate::daemon::Daemon;
@@ -40,20 +40,20 @@ pub async fn back_up(daemon: &Daemon, vm: Uuid, asked: VmBackup) -> Result<Task,
         Ok((view.vm(vm)?, target))
     });
     let (vm, target) = found.await?;
-    let full = asked.full;
+    let extent = Extent::of(asked.full, asked.repair);
     let about = vec![About { kind: ObjectKind::Vm, uuid: vm.uuid }];
     let new = NewTask { uuid: Uuid::new_v4(), verb: VERB, about, cancellable: true, intent: None };
     let at_work = daemon.clone();
     daemon
         .tasks
-        .start(daemon, new, move |context| async move { work(&at_work, &vm, (&target, full), context).await })
+        .start(daemon, new, move |context| async move { work(&at_work, &vm, (&target, extent), context).await })
         .await
 }
 
 async fn work(
     daemon: &Daemon,
     vm: &Vm,
-    (target, full): (&BackupTarget, bool),
+    (target, extent): (&BackupTarget, Extent),
     mut context: Context,
 ) -> Result<Value, Problem> {
     context.step("find", true).await?;
@@ -61,7 +61,7 @@ async fn work(
     let (temporary, snapshot) = Temporary::record(daemon, Some(vm.uuid)).await?;
     let (made, bases) = match take(daemon, vm, snapshot, &mut context).await {
         Ok(taken) => {
-            let made = copy_all(daemon, vm, &taken, (target, full), &mut context).await;
+            let made = copy_all(daemon, vm, &taken, (target, extent), &mut context).await;
             let bases = made.iter().flatten().filter_map(|(vdi, made)| {
                 let disk = taken.disks.iter().find(|disk| disk.vdi == *vdi)?;
                 Some((disk.snapshot?, made.base(target)))
@@ -121,7 +121,7 @@ async fn copy_all(
     daemon: &Daemon,
     vm: &Vm,
     taken: &VmSnapshot,
-    (target, full): (&BackupTarget, bool),
+    (target, extent): (&BackupTarget, Extent),
     context: &mut Context,
 ) -> Result<Vec<(Uuid, Made)>, Problem> {
     context.step("copy", true).await?;
@@ -132,7 +132,7 @@ async fn copy_all(
     for (vdi, snapshot) in &sources {
         fault::point(VERB, "copy", false);
         let mut last = Transfer::default();
-        let copied = copy(daemon, (vdi, *snapshot), &machine, (target, full), context, |transfer| {
+        let copied = copy(daemon, (vdi, *snapshot), &machine, (target, extent), context, |transfer| {
             last = transfer;
             context.transferred(both(&before, &transfer));
         });
@@ -153,12 +153,12 @@ async fn copy(
     daemon: &Daemon,
     (vdi, snapshot): (&Vdi, Uuid),
     machine: &Machine,
-    (target, full): (&BackupTarget, bool),
+    (target, extent): (&BackupTarget, Extent),
     context: &Context,
     on_progress: impl FnMut(Transfer),
 ) -> Result<Made, Problem> {
     let backups = context.unless_cancelled(target::backups_on(daemon, target, Some(vdi.uuid))).await?;
-    let source = Source { vdi, snapshot, backups: &backups, machine: Some(machine), full };
+    let source = Source { vdi, snapshot, backups: &backups, machine: Some(machine), extent };
     source.copy(daemon, target, context, on_progress).await
 }
 

@@ -206,8 +206,8 @@ fn damaged(target: &BackupTarget, verified: &Value) -> Problem {
         target.name
     );
     Problem::new(Code::Failed, what).advise(format!(
-        "list what is lost: tapline backup verify {}; back up the disks of those backups with tapline backup create \
-         --repair",
-        target.path
+        "list what is lost: tapline backup verify {}; then back the disks of those backups up: tapline vdi backup VDI \
+         --to {} --repair",
+        target.path, target.name
     ))
 }

@@ -72,26 +72,26 @@ pub async fn back_up(daemon: &Daemon, vdi: Uuid, asked: VdiBackup) -> Result<Tas
         Ok((view.vdi(vdi)?, target))
     });
     let (vdi, target) = found.await?;
-    let full = asked.full;
+    let extent = Extent::of(asked.full, asked.repair);
     must_be_ready(&vdi)?;
     let new =
         NewTask { uuid: Uuid::new_v4(), verb: VERB, about: vec![about_vdi(vdi.uuid)], cancellable: true, intent: None };
     let at_work = daemon.clone();
     daemon
         .tasks
-        .start(daemon, new, move |context| async move { work(&at_work, &vdi, (&target, full), context).await })
+        .start(daemon, new, move |context| async move { work(&at_work, &vdi, (&target, extent), context).await })
         .await
 }
 
 async fn work(
     daemon: &Daemon,
     vdi: &Vdi,
-    (target, full): (&BackupTarget, bool),
+    (target, extent): (&BackupTarget, Extent),
     mut context: Context,
 ) -> Result<Value, Problem> {
     context.step("find", true).await?;
     let backups = context.unless_cancelled(target::backups_on(daemon, target, Some(disk_of(vdi)))).await?;
-    let source = |snapshot| Source { vdi, snapshot, backups: &backups, machine: None, full };
+    let source = |snapshot| Source { vdi, snapshot, backups: &backups, machine: None, extent };
     let made = if vdi.read_only {
         copy(daemon, source(vdi.uuid), target, &mut context).await
     } else {
@@ -180,6 +180,28 @@ async fn copy(
     Ok(made)
 }
 
+/// How much of a disk a backup reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// What has changed since the last backup, if that is known.
+    Changes,
+    /// Everything.
+    Full,
+    /// Everything, and what is damaged on the target is sent again.
+    Repair,
+}
+
+impl Extent {
+    /// What was requested.
+    pub fn of(full: bool, repair: bool) -> Extent {
+        match (full, repair) {
+            (_, true) => Extent::Repair,
+            (true, false) => Extent::Full,
+            (false, false) => Extent::Changes,
+        }
+    }
+}
+
 /// A disk to be copied to a target.
 #[derive(Clone, Copy, Debug)]
 pub struct Source<'a> {
@@ -191,8 +213,8 @@ pub struct Source<'a> {
     pub backups: &'a [DiskBackup],
     /// The machine that it is backed up with.
     pub machine: Option<&'a Machine>,
-    /// Everything is to be read.
-    pub full: bool,
+    /// How much of it is read.
+    pub extent: Extent,
 }
 
 impl Source<'_> {
@@ -217,6 +239,9 @@ impl Source<'_> {
             words.extend(["--moment".into(), moment.to_string().into()]);
             words.extend(["--disks".into(), machine.backed_up().to_string().into()]);
         }
+        if self.extent == Extent::Repair {
+            words.push("--repair".into());
+        }
         words.push("--properties".into());
         Ok((words, properties))
     }
@@ -236,9 +261,10 @@ impl Source<'_> {
             let read = daemon.catalogue.read(move |view| view.vdi(snapshot)).await?;
             let (words, properties) = self.words(daemon, &read, &reader.socket).await?;
             let at = At { properties: Some(properties), ..At::of(target) };
-            let known = match self.full {
-                true => Err("a full backup was requested".to_owned()),
-                false => changes::since(daemon, disk_of(self.vdi), &read, target, self.backups).await,
+            let known = match self.extent {
+                Extent::Changes => changes::since(daemon, disk_of(self.vdi), &read, target, self.backups).await,
+                Extent::Full => Err("a full backup was requested".to_owned()),
+                Extent::Repair => Err("damage of the target was to be repaired".to_owned()),
             };
             let full = match known {
                 Ok(changes) => {

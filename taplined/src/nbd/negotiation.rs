@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{Code, Problem, Requester, Secret, VdiState};
+use nbd::uri::TOKEN;
 use nbd::wire::{self, OptionHeader};
 use repo::View;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
@@ -35,9 +36,6 @@ const ANONYMOUS: Duration = Duration::from_secs(60);
 
 /// Bytes forwarded at a time.
 const PIECE: usize = 256 << 10;
-
-/// What separates the name of an export from a token.
-const TOKEN: &str = "?token=";
 
 /// A connection, with TLS or without.
 pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -292,12 +290,15 @@ impl Client {
         let Some(export) = &mut self.export else { return Err(broken("there is no export")) };
         let mut replies = ask(&mut export.process, option, rest).await?;
         for (kind, data) in &mut replies {
-            // The process describes its export by the path of the image.
-            let is_text = *kind == wire::REP_INFO && data.starts_with(&wire::INFO_DESCRIPTION.to_be_bytes());
-            if is_text {
-                data.truncate(2);
-                data.extend_from_slice(export.label.as_bytes());
-            }
+            // The process describes its export by the path of the image. A name may be given to another VDI later.
+            let is = |info: u16| *kind == wire::REP_INFO && data.starts_with(&info.to_be_bytes());
+            let text = match () {
+                () if is(wire::INFO_DESCRIPTION) => export.label.clone(),
+                () if is(wire::INFO_NAME) => export.vdi.to_string(),
+                () => continue,
+            };
+            data.truncate(2);
+            data.extend_from_slice(text.as_bytes());
         }
         let is_granted = replies.last().is_some_and(|(kind, _)| *kind == wire::REP_ACK);
         if is_granted && option == wire::OPT_LIST_META_CONTEXT {

@@ -88,8 +88,8 @@ async fn made(
 ) -> Result<(), Problem> {
     let (target, full) = (schedule.target, false);
     let task = match subject {
-        Subject::Vdi(vdi) => backup::back_up(daemon, vdi, VdiBackup { target, full }).await?,
-        Subject::Vm(vm) => backup::back_up_vm(daemon, vm, VmBackup { target, full }).await?,
+        Subject::Vdi(vdi) => backup::back_up(daemon, vdi, VdiBackup { target, full, repair: false }).await?,
+        Subject::Vm(vm) => backup::back_up_vm(daemon, vm, VmBackup { target, full, repair: false }).await?,
     };
     until_disks_free(daemon, task.uuid).await?;
     drop(disks_free);

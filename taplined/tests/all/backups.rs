@@ -302,6 +302,64 @@ fn a_daemon_that_is_killed_leaves_no_snapshot_and_no_part_of_a_backup() {
     room.holds(&restored, &["read -P 1 0 4M", "read -P 0 4M 60M"]);
 }
 
+#[test]
+fn what_is_damaged_on_the_target_is_sent_again() {
+    let room = {
+        let daemon = start();
+        create_target(&daemon.room().join("target"), &[]);
+        Room::on(daemon, Value::Null)
+    };
+    room.daemon.done(room.daemon.post(&format!("/vdis/{}/cbt-enable", room.vdi), json!({})));
+    room.write(&["write -P 1 0 4M"]);
+    let first = room.back_up();
+    let packs: Vec<PathBuf> = files_below(&room.daemon.room().join("target"))
+        .into_iter()
+        .filter(|path| path.metadata().unwrap().len() > 1024)
+        .collect();
+    assert!(!packs.is_empty());
+    for pack in &packs {
+        let mut bytes = fs::read(pack).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 0xff;
+        fs::write(pack, bytes).unwrap();
+    }
+    let verify = || {
+        let begun = room.daemon.post(&format!("/backup-targets/{}/verify", room.target), json!({}));
+        room.daemon.wait(&begun.1)
+    };
+    let found = verify();
+    assert_eq!(found["state"], "failed", "{found}");
+    assert!(found["problem"]["advice"].as_str().is_some_and(|advice| advice.contains("--repair")), "{found}");
+    let asked = json!({ "target": room.target, "repair": true });
+    let made = room.daemon.done(room.daemon.post(&format!("/vdis/{}/backup", room.vdi), asked));
+    assert_eq!(made["full"], "damage of the target was to be repaired", "{made}");
+    assert_eq!(verify()["state"], "done");
+    let restored = room.daemon.done(room.restore(&first["backup"], "after"))["uuid"].as_str().unwrap().to_owned();
+    room.holds(&restored, &["read -P 1 0 4M", "read -P 0 4M 60M"]);
+}
+
+/// The index of an incremental backup has the holes that it has not read.
+#[test]
+fn an_incremental_backup_is_restored_where_its_data_fits() {
+    let room = Room::new();
+    room.daemon.done(room.daemon.post(&format!("/vdis/{}/cbt-enable", room.vdi), json!({})));
+    room.write(&["write -P 1 0 1M"]);
+    room.back_up();
+    room.write(&["write -P 2 0 64k"]);
+    let second = room.back_up();
+    assert!(second["since"].is_string(), "{second}");
+    let key = room.daemon.room().join("key");
+    let shown = program()
+        .args(["show", "--json", "--key-file"])
+        .arg(key)
+        .arg(room.daemon.room().join("target"))
+        .arg(second["backup"].as_str().unwrap())
+        .output()
+        .unwrap();
+    let shown: Value = serde_json::from_slice(&shown.stdout).unwrap();
+    assert_eq!(shown["data"], json!(1 << 20), "{shown}");
+}
+
 /// Another catalogue has no record of what the backups of the one before needed.
 #[test]
 fn a_catalogue_that_is_rebuilt_destroys_the_snapshots_of_backups_of_the_one_before() {

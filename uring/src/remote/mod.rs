@@ -7,7 +7,11 @@
 mod connection;
 mod socket;
 
+use std::fmt;
+use std::fs::OpenOptions;
+use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,7 +19,8 @@ use disk::{Action, Allocation, FileDone, FileError, FileId, FileOffset, FileOp, 
 use memory::Segments;
 use nbd::client::{Client, Described, NameTooLong};
 use nbd::tls::ClientTls;
-use nbd::uri::Uri;
+use nbd::uri::{TOKEN, Uri};
+use rustix::fs::OFlags;
 
 use connection::Connection;
 use socket::Target;
@@ -28,6 +33,9 @@ const OPENING: Duration = Duration::from_secs(10);
 const ALLOCATION: Duration = Duration::from_secs(60);
 /// The part of an export whose allocation is queried at once.
 const ASKED: u64 = 1 << 30;
+
+/// Longer than any token.
+const TOKEN_MAX: u64 = 1024;
 
 /// How an export is used.
 #[derive(Clone, Debug)]
@@ -84,16 +92,36 @@ struct Shared {
     done: Vec<FileDone>,
 }
 
+/// The name of the export that is sent to the server: with a token, if the URI names a file with one.
+fn export_of(uri: &Uri) -> Result<String, RemoteOpenError> {
+    let Some(path) = &uri.token_file else { return Ok(uri.export.clone()) };
+    let failed = |why: &dyn fmt::Display| RemoteOpenError {
+        uri: uri.to_string(),
+        why: format!("cannot read the token in {}: {why}", path.display()),
+    };
+    // A FIFO must not keep us waiting.
+    let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
+    let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(|error| failed(&error))?;
+    let found = file.metadata().map_err(|error| failed(&error))?;
+    if !found.is_file() || found.mode() & 0o077 != 0 {
+        return Err(failed(&"it must be a file that only its owner can read: chmod 600"));
+    }
+    let mut text = String::new();
+    file.by_ref().take(TOKEN_MAX).read_to_string(&mut text).map_err(|error| failed(&error))?;
+    Ok(format!("{}{TOKEN}{}", uri.export, text.trim()))
+}
+
 impl Remote {
     /// Connects to an export, and waits for it.
     pub fn open(uri: &Uri, options: RemoteOptions) -> Result<Remote, RemoteOpenError> {
-        let client = Client::new(&uri.export, options.write);
+        let client = Client::new(&export_of(uri)?, options.write);
         Remote::connect(uri, options, client)
     }
 
     /// Connects for reading, with another metadata context than `base:allocation`; see [`Remote::described`].
     pub fn of_context(uri: &Uri, context: &str, options: RemoteOptions) -> Result<Remote, RemoteOpenError> {
-        Remote::connect(uri, RemoteOptions { write: false, ..options }, Client::of_context(&uri.export, context))
+        let client = Client::of_context(&export_of(uri)?, context);
+        Remote::connect(uri, RemoteOptions { write: false, ..options }, client)
     }
 
     fn connect(

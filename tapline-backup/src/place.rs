@@ -1,7 +1,7 @@
 //! The words for a disk: the URI of an NBD export, or an image as FORMAT:PATH.
 
 use control::ImageName;
-use nbd::uri::Uri;
+use nbd::uri::{BadUri, Uri};
 
 use crate::failure::{Exit, Failure};
 
@@ -22,8 +22,10 @@ impl Place {
             None => Ok(Place::Image(name)),
             Some(Ok(uri)) => Ok(Place::Export(uri)),
             Some(Err(error)) => {
-                let error: nbd::uri::BadUri = error;
-                Err(bad(format!("'{word}' is not a usable NBD URI: {error}")))
+                let error: BadUri = error;
+                // The URI has the token.
+                let shown = if error == BadUri::Token { "this".to_owned() } else { format!("'{word}'") };
+                Err(bad(format!("{shown} is not a usable NBD URI: {error}")))
             }
         }
     }

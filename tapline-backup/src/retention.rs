@@ -28,7 +28,7 @@ pub enum Among<'a> {
     All,
     /// Those of disks with this name.
     Name(&'a str),
-    /// Those of a disk.
+    /// Those of a disk alone, without those of its machine.
     Disk(Id),
     /// Those of a machine.
     Machine(Id),
@@ -39,7 +39,7 @@ impl Among<'_> {
         match *self {
             Among::All => true,
             Among::Name(name) => record.label == name,
-            Among::Disk(disk) => record.disk == disk,
+            Among::Disk(disk) => record.disk == disk && record.moment.is_none(),
             Among::Machine(machine) => record.moment.is_some_and(|moment| moment.machine == machine),
         }
     }
@@ -284,6 +284,19 @@ mod test {
     }
 
     #[test]
+    fn a_rule_for_a_disk_is_not_one_for_its_machine_even_if_that_has_no_other() {
+        let one_disk = |time| {
+            let record = of_machine("a1", time);
+            Record { moment: record.moment.map(|moment| MachineMoment { disks: 1, ..moment }), ..record }
+        };
+        let alone = |time| Record { moment: None, ..of_machine("a1", time) };
+        let records = [one_disk(1), one_disk(2), alone(3), one_disk(4), alone(5)];
+        assert_eq!(judged(LAST, &records, Among::Disk(Id::of_name("a1"))), (vec!["a1@3".into()], 0));
+        let (superfluous, _) = judged(LAST, &records, Among::Machine(Id::of_name("machine of a")));
+        assert_eq!(superfluous, ["a1@1", "a1@2"]);
+    }
+
+    #[test]
     fn an_incomplete_state_of_a_machine_neither_counts_nor_is_superfluous() {
         let whole = [of_machine("a1", 1), of_machine("a2", 1)];
         let half = |time| of_machine("a1", time);
@@ -306,7 +319,7 @@ mod test {
             (1..4).flat_map(|time| [of_machine("a1", time), of_machine("a2", time)]).collect();
         records.push(of_machine("b1", 1));
         assert_eq!(judged(LAST, &records, Among::Name("a1")), (vec![], 3));
-        assert_eq!(judged(LAST, &records, Among::Disk(Id::of_name("a1"))), (vec![], 3));
+        assert_eq!(judged(LAST, &records, Among::Disk(Id::of_name("a1"))), (vec![], 0));
         let (superfluous, unjudged) = judged(LAST, &records, Among::Machine(Id::of_name("machine of a")));
         assert_eq!((superfluous.len(), unjudged), (4, 0));
     }

@@ -48,6 +48,8 @@ struct Load {
     depth: u64,
     /// Whether the front-end records requests in flight.
     is_recorded: bool,
+    /// Whether changed blocks are recorded in a map.
+    is_tracked: bool,
 }
 
 impl Load {
@@ -58,7 +60,8 @@ impl Load {
             (_, false) => "write",
         };
         let recorded = if self.is_recorded { "recorded" } else { "not recorded" };
-        format!("{} {what}, {} at once, {recorded}", self.format, self.depth)
+        let tracked = if self.is_tracked { ", tracked" } else { "" };
+        format!("{} {what}, {} at once, {recorded}{tracked}", self.format, self.depth)
     }
 
     /// Returns the instructions of a process that executes `requests` of this load, after all blocks were written if
@@ -74,6 +77,9 @@ impl Load {
         command.args(["serve", &format!("{}:a", self.format), "--vhost-user", "vm.sock", "--poll-max", "0"]);
         // valgrind does not support enough of io_uring: no request ever completes.
         command.args(["--io-engine", "aio"]);
+        if self.is_tracked {
+            command.args(["--track", "map"]);
+        }
         let disk = Disk::start(command);
         let mut driver = Driver::connect(&room.file("vm.sock"), self.is_recorded);
         let blocks = FEW + MORE;
@@ -122,14 +128,14 @@ impl Load {
     }
 }
 
-/// Returns the loads; those with recorded requests are last.
+/// Returns the loads.
 fn loads() -> Vec<Load> {
     let mut loads = Vec::new();
     for format in ["raw", "vhd", "qcow2"] {
         for (kind, is_new) in [(Kind::Read, false), (Kind::Write, false), (Kind::Write, true)] {
             for depth in [1, 32] {
-                for is_recorded in [false, true] {
-                    loads.push(Load { format, kind, is_new, depth, is_recorded });
+                for (is_recorded, is_tracked) in [(false, false), (true, false), (false, true)] {
+                    loads.push(Load { format, kind, is_new, depth, is_recorded, is_tracked });
                 }
             }
         }
@@ -185,14 +191,14 @@ fn count_all(only: &str, others: &[String], is_check: bool) -> Vec<Row> {
     println!("{:44}{:>8} {}", "", "all", PARTS.map(|part| format!("{part:>10}")).join(" "));
     let mut rows = Vec::new();
     for load in loads().into_iter().filter(|load| load.name().contains(only)) {
-        // The cost of recording is the same for all formats, and shown on request.
-        if is_check && load.is_recorded {
+        // What recording costs, of requests in flight or of changed blocks, is shown on request.
+        if is_check && (load.is_recorded || load.is_tracked) {
             continue;
         }
         let row = load.figure(TAPLINE);
         let parts = row.parts.map(|part| format!("{part:10.0}")).join(" ");
-        // An older program may not support recording.
-        let asked = if load.is_recorded { &[] } else { &others[..] };
+        // An older program may not support either.
+        let asked = if load.is_recorded || load.is_tracked { &[] } else { &others[..] };
         let older: Vec<String> = asked.iter().map(|program| format!("{:10.0}", load.figure(program).total)).collect();
         println!("{:44}{:8.0} {parts} {}", row.load, row.total, older.join(" "));
         rows.push(row);

@@ -147,7 +147,7 @@ enum Nouns {
     /// Virtual machines run by the daemon
     Vm(Box<Noun<VmVerb>>),
     /// Backup targets that the daemon knows
-    Target(Noun<TargetVerb>),
+    Target(Box<Noun<TargetVerb>>),
     /// Long-running operations: progress and results
     Task(Noun<TaskVerb>),
     /// Tokens for access to the daemon over the network
@@ -242,7 +242,7 @@ impl Nouns {
             Nouns::Vdi(noun) => in_session(how, async |session| noun.verb.run(session).await),
             Nouns::Vbd(noun) => in_session(how, async |session| noun.verb.run(session).await),
             Nouns::Vm(noun) => in_session(how, async |session| noun.verb.run(session).await),
-            Nouns::Target(Noun { verb }) => in_session(how, async |session| verb.run(session).await),
+            Nouns::Target(noun) => in_session(how, async |session| noun.verb.run(session).await),
             Nouns::Task(Noun { verb }) => in_session(how, async |session| verb.run(session).await),
             Nouns::Token(Noun { verb }) => in_session(how, async |session| verb.run(session).await),
             Nouns::Event(Noun { verb }) => in_session(how, async |session| verb.run(session).await),

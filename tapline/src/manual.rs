@@ -126,7 +126,7 @@ fn add_all<'a>(
     let examples = example::examples(examples);
     for noun in nouns {
         add(noun, &examples, pages)?;
-        for verb in noun.get_subcommands().filter(|verb| !verb.is_hide_set()) {
+        for verb in noun.get_subcommands() {
             add(verb, &examples, pages)?;
         }
     }

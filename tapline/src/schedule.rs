@@ -81,7 +81,12 @@ impl To {
         let Some(word) = &self.backup_target else { return Ok(None) };
         let target = session.backup_target(word).await?;
         let schedule = retained.backups(target)?;
-        if schedule.is_none() && before().await?.is_none_or(|before| before.target != target) {
+        let before = before().await?.map(|before| before.target);
+        if let (Some(_), Some(other)) = (schedule, before.filter(|before| *before != target)) {
+            let what = format!("there is a schedule of backups to another target, {other}: an object has one");
+            return Err(Problem::new(Code::State, what).advise(format!("end it first: --to {other} --none")));
+        }
+        if schedule.is_none() && before != Some(target) {
             let what = format!("there is no schedule of backups to '{word}'");
             return Err(Problem::new(Code::State, what).advise("see its schedules: tapline vdi show, tapline vm show"));
         }

@@ -2,8 +2,8 @@
 
 use api::client::Answer;
 use api::{
-    BackupId, BackupPlace, BackupPrune, BackupRemove, BackupTarget, BackupTargetAdd, DiskBackup, Name, Problem, Region,
-    S3Access, ServerUrl,
+    BackupId, BackupPlace, BackupPrune, BackupRemove, BackupTarget, BackupTargetAdd, Code, DiskBackup, Name, Problem,
+    Region, S3Access, ServerUrl,
 };
 use arguments::number;
 use control::size::readable;
@@ -59,6 +59,9 @@ pub enum TargetVerb {
         /// Only those of this disk: its name or UUID prefix
         #[arg(long)]
         vdi: Option<String>,
+        /// Only those of disks that had this name when they were backed up, also of disks that are gone
+        #[arg(long, conflicts_with = "vdi")]
+        name: Option<String>,
         #[command(flatten)]
         listing: Listing,
     },
@@ -75,7 +78,7 @@ pub enum TargetVerb {
     },
     /// Remove the backups that are superfluous by a rule, and free space
     Prune(Prune),
-    /// Read everything on a target and check it; fails if there is damage
+    /// Read everything on a target and check it; fails if a backup has lost something
     Verify {
         /// Name or UUID prefix
         #[arg(value_name = "TARGET")]
@@ -259,10 +262,14 @@ impl TargetVerb {
             TargetVerb::Remove { backup_target } => {
                 client.backup_target_remove(session.backup_target(&backup_target).await?).await
             }
-            TargetVerb::Backups { backup_target, vdi, listing } => {
+            TargetVerb::Backups { backup_target, vdi, name, listing } => {
                 let target = session.backup_target(&backup_target).await?;
-                let vdi = session.vdi_if(vdi.as_deref()).await?;
-                let backups = client.backups(target, vdi).await?;
+                let vdi = session.vdi_if(vdi.as_deref()).await.map_err(|problem| match problem.code {
+                    Code::NotFound => problem.advise("of a disk that is gone: --name NAME, or leave it out"),
+                    _ => problem,
+                })?;
+                let mut backups = client.backups(target, vdi).await?;
+                backups.retain(|backup| name.as_ref().is_none_or(|name| backup.name == *name));
                 session.list_named(&backups, BACKUPS, &listing, &[], Names::new()).await
             }
             TargetVerb::RemoveBackups { backup_target, backups, waiting } => {
@@ -284,5 +291,9 @@ impl TargetVerb {
 /// The line that says what was verified.
 fn clean(verified: &Value) -> String {
     let number = |field: &str| verified[field].as_u64().unwrap_or(0);
-    format!("clean: {} backups, {} in {} packs\n", number("backups"), readable(number("bytes")), number("packs"))
+    let (backups, read, packs) = (number("backups"), readable(number("bytes")), number("packs"));
+    match verified["damaged"].as_array().map_or(0, Vec::len) {
+        0 => format!("clean: {backups} backups, {read} in {packs} packs\n"),
+        objects => format!("{objects} objects are damaged, and each of {backups} backups can be restored\n"),
+    }
 }

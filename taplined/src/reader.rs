@@ -49,7 +49,7 @@ struct PluggedVbd {
 /// A client of a VDI.
 #[derive(Debug)]
 pub struct Reader {
-    _vbd: Arc<PluggedVbd>,
+    vbd: Arc<PluggedVbd>,
     /// The socket of the disk process.
     pub socket: PathBuf,
 }
@@ -96,7 +96,12 @@ impl Reader {
             }
         };
         let socket = DiskPaths::of(&daemon.config, shared.vbd).transport(Transport::Nbd);
-        Ok(Reader { _vbd: shared, socket })
+        Ok(Reader { vbd: shared, socket })
+    }
+
+    /// The VBD through which it is read. While it is there, no guest writes to the VDI.
+    pub fn vbd(&self) -> Uuid {
+        self.vbd.vbd
     }
 }
 

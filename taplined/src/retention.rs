@@ -58,8 +58,8 @@ struct Attempt {
 #[derive(Debug, Default)]
 struct Work {
     taken: HashSet<Uuid>,
-    /// The objects that are being backed up, and the periods that these backups are of.
-    backed_up: HashMap<Uuid, i64>,
+    /// The objects that are being backed up, since when (uptime), and the periods that these backups are of.
+    backed_up: HashMap<Uuid, (i64, Duration)>,
     running: JoinSet<Ended>,
 }
 
@@ -67,7 +67,8 @@ struct Work {
 #[derive(Debug)]
 struct Ended {
     taken: Vec<Uuid>,
-    backed_up: Option<Uuid>,
+    /// The backup that has ended, and when: it is not repeated in the period of its end.
+    backed_up: Option<(Key, Attempt)>,
 }
 
 impl Work {
@@ -86,16 +87,31 @@ impl Work {
         self.begin(one.takes.clone(), async move { drop(are_free.await) });
         let (daemon, subject) = (daemon.clone(), one.subject);
         self.taken.insert(schedule.target);
-        self.backed_up.insert(subject.uuid(), one.period(now));
+        self.backed_up.insert(subject.uuid(), (one.period(now), now.up));
+        let (has_ended, ended) = oneshot::channel();
+        let (at_work, made) = (daemon.clone(), one.made);
         self.running.spawn(async move {
-            back_up::back_up(&daemon, subject, schedule, now, disks_free).await;
-            Ended { taken: vec![schedule.target], backed_up: Some(subject.uuid()) }
+            let is_made = back_up::back_up(&at_work, subject, schedule, now, disks_free).await;
+            let attempt = made.attempt(clock::now());
+            // Its receiver is there until it has received this, or the daemon ends.
+            has_ended.send(is_made).unwrap_or_default();
+            Ended { taken: Vec::new(), backed_up: Some(((subject.uuid(), Some(schedule.target)), attempt)) }
+        });
+        self.running.spawn(async move {
+            if ended.await == Ok(true) {
+                back_up::remove_superfluous(&daemon, subject, schedule, now).await;
+            }
+            Ended { taken: vec![schedule.target], backed_up: None }
         });
     }
 
-    fn end(&mut self, ended: Ended) {
+    fn end(&mut self, ended: Ended, attempts: &mut HashMap<Key, Attempt>) {
         self.taken.retain(|uuid| !ended.taken.contains(uuid));
-        self.backed_up.retain(|uuid, _| Some(*uuid) != ended.backed_up);
+        if let Some((key, attempt)) = ended.backed_up {
+            self.backed_up.remove(&key.0);
+            let skipped = attempts.get(&key).and_then(|before| before.skipped);
+            attempts.insert(key, Attempt { skipped, ..attempt });
+        }
     }
 }
 
@@ -105,7 +121,7 @@ pub async fn follow(daemon: Daemon) {
     let mut attempts: HashMap<Key, Attempt> = HashMap::new();
     let mut work = Work::default();
     loop {
-        let scheduled = match subject::scheduled(&daemon).await {
+        let mut scheduled = match subject::scheduled(&daemon).await {
             Ok(scheduled) => scheduled,
             Err(problem) => {
                 tracing::warn!("the schedules cannot be read: {problem}");
@@ -115,6 +131,11 @@ pub async fn follow(daemon: Daemon) {
         // Includes schedules that have been removed, and may be set again at any time.
         let up = clock::now().up;
         attempts.retain(|_, last| up < last.up + REMEMBERED);
+        // At a target that is hardly ever free, the one that has waited longest is next.
+        scheduled.sort_by_key(|one| match one.made {
+            Made::Snapshots(_) => (None, None),
+            Made::Backups(_) => (attempts.get(&one.key()).map(|last| last.up), one.taken.iter().max().copied()),
+        });
         let mut sleep = None;
         for one in &scheduled {
             if let Some(rest) = begin(&daemon, one, &mut attempts, &mut work).await {
@@ -133,7 +154,7 @@ pub async fn follow(daemon: Daemon) {
             () = timer => {}
             () = changed(&mut events, &known, &lacking) => {}
             Some(ended) = work.running.join_next() => match ended {
-                Ok(ended) => work.end(ended),
+                Ok(ended) => work.end(ended, &mut attempts),
                 // It panicked, which aborts the daemon, or was cancelled with it.
                 Err(_) => return,
             },
@@ -150,8 +171,8 @@ async fn begin(
 ) -> Option<Duration> {
     let (key, now) = (one.key(), clock::now());
     let last = attempts.get(&key);
-    if let (Made::Backups(schedule), Some(period)) = (one.made, work.backed_up.get(&one.subject.uuid())) {
-        if must_skip(one, *period, last, now) {
+    if let (Made::Backups(schedule), Some(running)) = (one.made, work.backed_up.get(&one.subject.uuid())) {
+        if must_skip(one, *running, last, now) {
             attempts.insert(key, Attempt { skipped: Some(one.period(now)), ..one.attempt(now) });
             back_up::note_skip(daemon, one.subject, schedule).await;
         }
@@ -210,13 +231,19 @@ impl Scheduled {
     }
 
     fn attempt(&self, now: Now) -> Attempt {
-        Attempt { period: self.made.retry().of(now.wall.as_second()), skipped: None, up: now.up }
+        self.made.attempt(now)
     }
 
     /// Whether an attempt may not be repeated yet.
     fn is_tried(&self, last: Option<&Attempt>, now: Now) -> bool {
         let period = self.made.retry().of(now.wall.as_second());
         last.is_some_and(|last| last.period == period || last.skipped == Some(self.period(now)))
+    }
+}
+
+impl Made {
+    fn attempt(self, now: Now) -> Attempt {
+        Attempt { period: self.retry().of(now.wall.as_second()), skipped: None, up: now.up }
     }
 }
 
@@ -258,10 +285,11 @@ fn may_begin(one: &Scheduled, last: Option<&Attempt>, now: Now) -> bool {
     one.lacks.is_none() && !one.is_tried(last, now) && again(one, last, now).is_zero() && one.is_due(now)
 }
 
-/// Whether the backup of this period is left out, because the one of an earlier period is still being made.
-fn must_skip(one: &Scheduled, running: i64, last: Option<&Attempt>, now: Now) -> bool {
-    let period = one.period(now);
-    running != period && last.is_none_or(|last| last.skipped != Some(period)) && again(one, last, now).is_zero()
+/// Whether the backup of this period is left out, because the one of an earlier period is still being made, and has
+/// taken longer than a period. One that has not is followed by that of this period.
+fn must_skip(one: &Scheduled, (running, since): (i64, Duration), last: Option<&Attempt>, now: Now) -> bool {
+    let (period, length) = (one.period(now), one.made.rule().interval().length().unsigned_abs());
+    running != period && now.up.saturating_sub(since) >= length && last.is_none_or(|last| last.skipped != Some(period))
 }
 
 /// Time until half a period ([`Made::retry`]) has passed since the last snapshot or backup: by the monotonic clock
@@ -361,11 +389,13 @@ mod test {
         assert!(!may_begin(&one, Some(&failed), at("2026-11-27T00:59:59Z", 4599)));
         assert!(may_begin(&one, Some(&failed), at("2026-11-27T01:00:00Z", 4600)));
         assert_eq!(rest(&one, Some(&failed), at("2026-11-27T00:10:00Z", 1600)).as_secs(), 3000);
-        // The one of the day before was being made until ten.
-        let before = one.period(begun) - 1;
-        assert!(must_skip(&one, before, None, begun) && !must_skip(&one, before + 1, None, begun));
+        // The one of the day before is still being made, and for longer than a day.
+        let (before, since) = (one.period(begun) - 1, Duration::from_secs(1000));
+        let later = at("2026-11-27T02:00:00Z", 90_000);
+        assert!(must_skip(&one, (before, since), None, later) && !must_skip(&one, (before + 1, since), None, later));
+        assert!(!must_skip(&one, (before, Duration::from_secs(80_000)), None, later), "it began late");
         let skipped = Attempt { skipped: Some(one.period(begun)), ..failed };
-        assert!(!must_skip(&one, before, Some(&skipped), at("2026-11-27T09:00:00Z", 33_400)));
+        assert!(!must_skip(&one, (before, since), Some(&skipped), later));
         assert!(!may_begin(&one, Some(&skipped), at("2026-11-27T10:00:00Z", 37_000)));
         assert!(may_begin(&one, Some(&skipped), at("2026-11-28T00:00:00Z", 87_400)));
         // It was made.

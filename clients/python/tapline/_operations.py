@@ -136,7 +136,7 @@ class Operations(Transport):
         return self.request("GET", f"/v1/backup-targets/{uuid}")
 
     def backup_target_verify(self, uuid):
-        """Reads and proves everything on a target. The task fails if there is damage.
+        """Reads and proves everything on a target. The task fails if a backup has lost something.
 
         Returns a `Task` to wait for.
         """
@@ -749,15 +749,17 @@ class Operations(Transport):
         """
         return self.request("POST", f"/v1/vbds/{uuid}/upgrade", if_match=if_match)
 
-    def vdi_backup(self, uuid, *, target, full=UNSET, if_match=None):
+    def vdi_backup(self, uuid, *, target, full=UNSET, repair=UNSET, if_match=None):
         """Backs up a VDI, which may be plugged, to a target. The task's result contains the ID of the backup.
 
         full: Read everything, even if it is known what has changed since the last backup.
+        repair: Verify the target first, read everything, and send again what is damaged there: other backups of the
+            same data are whole again.
         target: The backup target.
 
         Returns a `Task` to wait for.
         """
-        body = _given({"full": full, "target": target})
+        body = _given({"full": full, "repair": repair, "target": target})
         return self.request("POST", f"/v1/vdis/{uuid}/backup", body=body, if_match=if_match)
 
     def vdi_cbt_disable(self, uuid, *, if_match=None):
@@ -1024,16 +1026,18 @@ class Operations(Transport):
         })
         return self.request("POST", f"/v1/vdis/{uuid}/snapshot", body=body, if_match=if_match)
 
-    def vm_backup(self, uuid, *, target, full=UNSET, if_match=None):
+    def vm_backup(self, uuid, *, target, full=UNSET, repair=UNSET, if_match=None):
         """Backs up all disks of a VM at one moment, and what the VM is. The task's result contains the IDs of the
         backups.
 
         full: Read everything, even if it is known what has changed since the last backup.
+        repair: Verify the target first, read everything, and send again what is damaged there: other backups of the
+            same data are whole again.
         target: The backup target.
 
         Returns a `Task` to wait for.
         """
-        body = _given({"full": full, "target": target})
+        body = _given({"full": full, "repair": repair, "target": target})
         return self.request("POST", f"/v1/vms/{uuid}/backup", body=body, if_match=if_match)
 
     def vm_clone(self, uuid, *, name, description=UNSET, snapshot=UNSET, new_uuid=UNSET, if_match=None):

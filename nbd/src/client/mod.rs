@@ -19,6 +19,7 @@ mod broken;
 mod explore;
 mod incoming;
 mod kept;
+mod name;
 mod negotiation;
 mod piece;
 mod planted;
@@ -42,11 +43,13 @@ use memory::Segments;
 use crate::tls::ClientTls;
 
 pub use broken::Broken;
+pub use name::NameTooLong;
 pub use negotiation::Export;
 pub use piece::Described;
 
 use incoming::Incoming;
 use kept::Kept;
+use name::Canonical;
 use negotiation::{Negotiation, Outcome};
 use piece::{Kind, Owner, Piece, Pieces, Sent};
 use planted::Planted;
@@ -93,8 +96,8 @@ pub struct Client {
     /// The metadata context of [`Client::describe`].
     context: String,
     write: bool,
-    /// The name that the server gave the export on the first connection, if it did.
-    canonical: Option<String>,
+    /// As on the first connection that had one.
+    canonical: Canonical,
     /// As on the first connection.
     export: Option<Export>,
     link: Link,
@@ -126,22 +129,15 @@ pub struct Client {
     described: Option<Vec<Described>>,
 }
 
-/// The name of an export is longer than the protocol allows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the name of the export, or of the metadata context, has more than 4096 bytes")]
-pub struct NameTooLong;
-
 impl Client {
     /// A client of the export `name`, which is written to if `write`. It has no connection yet.
     pub fn new(name: &str, write: bool) -> Result<Client, NameTooLong> {
-        if name.len() > crate::wire::STRING_MAX {
-            return Err(NameTooLong);
-        }
+        name::must_fit(name)?;
         Ok(Client {
             name: name.to_owned(),
             context: negotiation::ALLOCATION.to_owned(),
             write,
-            canonical: None,
+            canonical: Canonical::default(),
             export: None,
             link: Link::Down,
             incoming: Incoming::default(),
@@ -168,9 +164,7 @@ impl Client {
 
     /// The same, with another metadata context than `base:allocation`: [`Client::describe`] then has its flags.
     pub fn of_context(name: &str, context: &str) -> Result<Client, NameTooLong> {
-        if context.len() > crate::wire::STRING_MAX {
-            return Err(NameTooLong);
-        }
+        name::must_fit(context)?;
         Ok(Client { context: context.to_owned(), ..Client::new(name, false)? })
     }
 
@@ -308,17 +302,13 @@ impl Client {
         Ok(())
     }
 
-    fn negotiated(&mut self, live: Export, canonical: Option<String>) -> Result<(), Broken> {
-        // The name under which it was requested may be that of another export meanwhile.
-        if let Some((before, now)) = self.canonical.as_ref().zip(canonical.as_ref()).filter(|(one, other)| one != other)
-        {
-            return Err(Broken::Changed(format!("it was export '{before}' of the server and is '{now}' now")));
-        }
-        self.canonical = self.canonical.take().or(canonical);
+    fn negotiated(&mut self, live: Export, canonical: Canonical) -> Result<(), Broken> {
+        self.canonical.check_same(&canonical)?;
         match &self.export {
             Some(first) if self.pieces.planted != Some(Planted::SizeChange) => first.check_same(&live)?,
             _ => self.check_usable(&live)?,
         }
+        self.canonical.keep(canonical);
         self.export.get_or_insert(live);
         self.link = Link::Up(live);
         self.compare();

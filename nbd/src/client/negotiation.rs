@@ -7,6 +7,8 @@ use zerocopy::IntoBytes;
 
 use super::broken::Broken;
 use super::incoming::{Incoming, u16_at, u32_at, u64_at};
+use super::name::Canonical;
+use crate::uri::TOKEN;
 use crate::wire::{self, OptionHeader};
 
 /// The export as the server describes it.
@@ -57,8 +59,8 @@ enum Step {
 pub(super) enum Outcome {
     /// TLS begins now; then [`Negotiation::secured`] continues.
     StartTls,
-    /// The end; with the canonical name of the export, if the server has one.
-    Export(Export, Option<String>),
+    /// The end.
+    Export(Export, Canonical),
 }
 
 /// A negotiation.
@@ -78,7 +80,7 @@ pub(super) struct Negotiation {
     /// From NBD_INFO_BLOCK_SIZE: minimum and maximum.
     blocks: Option<(u32, u32)>,
     /// From NBD_INFO_NAME.
-    canonical: Option<String>,
+    canonical: Canonical,
 }
 
 impl Negotiation {
@@ -93,7 +95,7 @@ impl Negotiation {
             allocation: None,
             export: None,
             blocks: None,
-            canonical: None,
+            canonical: Canonical::default(),
         }
     }
 
@@ -203,7 +205,7 @@ impl Negotiation {
             (Step::Go, wire::REP_INFO) => self.info(payload)?,
             (Step::Go, wire::REP_ACK) => {
                 let export = self.export()?;
-                return Ok(Some(Outcome::Export(export, self.canonical.take())));
+                return Ok(Some(Outcome::Export(export, self.canonical.clone())));
             }
             (Step::Go, kind) if kind & wire::REP_IS_ERROR != 0 => {
                 return Err(Broken::Refused(refusal(kind, payload, "it does not exist")));
@@ -235,10 +237,7 @@ impl Negotiation {
                 let found = u32_at(payload, 2).zip(u32_at(payload, 10)).filter(|_| payload.len() == 14);
                 self.blocks = Some(found.ok_or(short)?);
             }
-            Some(wire::INFO_NAME) => {
-                let name = payload.get(2..).unwrap_or_default();
-                self.canonical = Some(String::from_utf8_lossy(name).into_owned());
-            }
+            Some(wire::INFO_NAME) => self.canonical = Canonical::of(payload.get(2..).unwrap_or_default()),
             // "NBD_REP_INFO": a client must ignore what it does not know.
             Some(_) => {}
             None => return Err(short),
@@ -324,7 +323,10 @@ fn greet(greeting: &[u8], out: &mut Vec<u8>) -> Result<(), Broken> {
 
 /// The reason that the server gives for an error; `unknown` is that of an option or export that it does not know.
 fn refusal(kind: u32, payload: &[u8], unknown: &str) -> String {
-    let said: String = String::from_utf8_lossy(payload).chars().filter(|c| !c.is_control()).take(200).collect();
+    let said = String::from_utf8_lossy(payload);
+    // The name of the export, which it may repeat, can have a token.
+    let said = said.split(TOKEN).next().unwrap_or_default();
+    let said: String = said.chars().filter(|c| !c.is_control()).take(200).collect();
     match (kind, said.is_empty()) {
         (_, false) => said,
         (wire::REP_ERR_UNKNOWN | wire::REP_ERR_UNSUP, true) => unknown.to_owned(),

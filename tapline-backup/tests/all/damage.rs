@@ -40,7 +40,7 @@ fn a_newer_version_is_refused_and_says_so() {
     let line = format.lines().next().unwrap().replace("\"tapline-backup\":2", "\"tapline-backup\":3");
     let digest = blake3::hash(line.as_bytes()).to_hex();
     fs::write(room.path("t/format"), format!("{line}\n{digest}\n-\n")).unwrap();
-    room.run(&["list", "t"]).failed(4, "version 2");
+    room.run(&["list", "t"]).failed(4, "version 3");
     fs::write(room.path("t/format"), "rubbish").unwrap();
     room.run(&["list", "t"]).failed(2, "damaged");
 }

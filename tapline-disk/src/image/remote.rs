@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use arguments::Patience;
 use control::{FormatName, ImageName, Kind};
-use nbd::uri::{Place, Uri};
+use nbd::uri::{BadUri, Place, Uri};
 use uring::{Cache, ImageFile, OpenOptions, Remote, RemoteOptions};
 use vm::syntax::shell_word;
 
@@ -69,7 +69,11 @@ pub fn open(files: &Files, name: &ImageName, write: bool, user: User) -> Result<
     if files.are_handed() {
         return Err(failed("this process works on passed files only, and may not connect to a server".to_owned()));
     }
-    let uri: Uri = word.parse().map_err(|error: nbd::uri::BadUri| failed(error.to_string()))?;
+    let uri: Uri = word.parse().map_err(|error: BadUri| match error {
+        // The name has the token.
+        BadUri::Token => Failure::new("open a disk at an NBD server", error).of_kind(Kind::Invalid),
+        _ => failed(error.to_string()),
+    })?;
     let remote = match user {
         User::Job => connected(&uri, write)?,
         User::Served => connect(&uri, write, user)?,

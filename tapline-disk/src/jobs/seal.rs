@@ -1,8 +1,8 @@
 //! `image seal`: ends a map of changed blocks for good, when a snapshot was taken of a disk that is not served.
 //!
-//! The process that serves a disk seals the map of the interval that has ended itself. A sealed map needs no other proof
-//! that it is complete, and an older copy of it is not sealed. It knows no mark: the daemon reads that, and removes it
-//! afterwards.
+//! The process that serves a disk seals the map of the interval that has ended itself. A sealed map needs no other
+//! proof that it is complete, and an older copy of it is not sealed. It knows no mark: the daemon reads that, and
+//! removes it afterwards.
 
 use control::tracking::Proof;
 use disk::changes::ChangeMap;

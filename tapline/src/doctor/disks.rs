@@ -252,7 +252,11 @@ fn missed(
         let text = control::printable(&format!("{name} has no backup by its schedule{since}"));
         bad(text, "tapline task list --open shows what the target is in use for")
     });
+    let never = schedule.filter(|_| backups.is_none() && last.is_none()).map(|_| {
+        let text = control::printable(&format!("{name} has a schedule of backups, and none has been made by it yet"));
+        Check { mend: Some("tapline task list --open shows what is being backed up".into()), ..unknown(text) }
+    });
     let snapshots = snapshots.map(|problem| found("has no snapshot by its schedule", problem));
     let backups = backups.map(|problem| found(&format!("has a problem with its backups{since}"), problem));
-    snapshots.into_iter().chain(backups).chain(overdue).collect()
+    snapshots.into_iter().chain(backups).chain(overdue).chain(never).collect()
 }

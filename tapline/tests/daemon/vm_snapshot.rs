@@ -61,7 +61,9 @@ fn a_machine_has_a_schedule_of_backups() {
     };
     let path = format!("vms/{VM}");
     let played = Played::new([
+        ok("GET", &path, &vm(1, "web")),
         ok("PATCH", &path, &shown),
+        ok("GET", &path, &shown),
         ok("GET", &path, &shown),
         ok("GET", &path, &shown),
         ok("PATCH", &path, &vm(1, "web")),
@@ -77,14 +79,17 @@ fn a_machine_has_a_schedule_of_backups() {
     ] {
         assert!(lines.contains(&line), "{line}: {lines}");
     }
+    // One target each: another schedule does not silently take its place.
+    let other = played.run(&["vm", "schedule", VM, "--to", VM, "--daily", "7"]);
+    assert!(!other.status.success() && String::from_utf8_lossy(&other.stderr).contains("to another target"));
     let none = ["vm", "schedule", VM, "--to", TARGET, "--none"];
     assert_eq!(out(&played.run(&none)), "");
     let refused = played.run(&none);
     assert!(!refused.status.success());
     let asked = played.received();
-    assert_eq!(asked[0].body, json!({ "backup_schedule": schedule }));
-    assert_eq!(asked[3].body, json!({ "backup_schedule": null }));
-    assert_eq!(asked.len(), 5);
+    assert_eq!(asked[1].body, json!({ "backup_schedule": schedule }));
+    assert_eq!(asked[5].body, json!({ "backup_schedule": null }));
+    assert_eq!(asked.len(), 7);
 }
 
 #[test]

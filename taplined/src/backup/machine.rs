@@ -207,8 +207,8 @@ async fn sources(daemon: &Daemon, taken: &VmSnapshot) -> Result<Vec<Pair>, Probl
     read.await
 }
 
-/// Removes the backups of the disks before, which are of no use without that of `failed`; and its own one, which may have
-/// been published although its process was killed, and then has the same moment.
+/// Removes the backups of the disks before, which are of no use without that of `failed`; and its own one, which may
+/// have been published although its process was killed, and then has the same moment.
 async fn remove(daemon: &Daemon, target: &BackupTarget, made: &[(Uuid, Made)], failed: &Vdi, taken: &VmSnapshot) {
     let mut ids: Vec<BackupId> = made.iter().map(|(_, made)| made.id.clone()).collect();
     match published(daemon, target, failed.uuid, taken).await {
@@ -221,7 +221,9 @@ async fn remove(daemon: &Daemon, target: &BackupTarget, made: &[(Uuid, Made)], f
         return;
     }
     let words: Vec<OsString> = ids.iter().map(|id| id.to_string().into()).collect();
-    if let Err(problem) = At::of(target).run::<IgnoredAny>(&["remove"], words, |_| ()).await {
+    // A target that does not respond must not keep the task, which may be cancelled.
+    let removed = At::of(target).ask::<IgnoredAny>(&["remove"], words, daemon.config.storage.patience()).await;
+    if let Err(problem) = removed {
         tracing::warn!(target = %target.name, "backups of a part of a machine stay on the target: {problem}");
     }
 }

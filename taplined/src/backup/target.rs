@@ -138,10 +138,12 @@ async fn find(daemon: &Daemon, target: Uuid) -> Result<BackupTarget, Problem> {
     daemon.catalogue.read(move |view| view.backup_target(target)).await
 }
 
-/// Starts a `backup-verify` task, which reads everything on a target. It fails if there is damage.
+/// Starts a `backup-verify` task, which reads everything on a target. It fails if damage costs a backup some of its
+/// content.
 pub async fn verify(daemon: &Daemon, target: Uuid) -> Result<Task, Problem> {
-    let result = |target: &BackupTarget, verified: Value| match verified["clean"] {
-        Value::Bool(true) => Ok(verified),
+    // Damage of what no backup needs, or has elsewhere, costs nothing.
+    let result = |target: &BackupTarget, verified: Value| match verified["lost"].as_array().map(Vec::is_empty) {
+        Some(true) => Ok(verified),
         _ => Err(damaged(target, &verified)),
     };
     let work = Work { verb: "backup-verify", step: "verify", words: Vec::new(), result };
@@ -200,14 +202,13 @@ pub async fn prune(daemon: &Daemon, target: Uuid, asked: BackupPrune) -> Result<
 
 fn damaged(target: &BackupTarget, verified: &Value) -> Problem {
     let number = |list: &str| verified[list].as_array().map_or(0, Vec::len);
-    let (objects, backups) = (number("damaged"), number("lost"));
+    let (name, objects, backups) = (&target.name, number("damaged"), number("lost"));
     let what = format!(
-        "the backup target '{}' is damaged: {objects} objects, which cost {backups} backups some of their content",
-        target.name
+        "the backup target '{name}' is damaged: {objects} objects, which cost {backups} backups some of their content"
     );
     Problem::new(Code::Failed, what).advise(format!(
         "list what is lost: tapline backup verify {}; then back the disks of those backups up: tapline vdi backup VDI \
-         --to {} --repair",
-        target.path, target.name
+         --to {name} --repair",
+        target.path
     ))
 }

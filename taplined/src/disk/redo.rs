@@ -8,13 +8,12 @@
 use std::fs::{DirBuilder, File, Metadata, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use api::{Code, Problem};
 use control::redo_name;
 use repo::driver::{Directory, end_map, is_used};
-use rustix::fs::{FlockOperation, flock};
 
 use super::control::PassedFile;
 use crate::config::Config;
@@ -40,9 +39,6 @@ impl RedoLogs {
 
     fn open(&self, path: &Path, write: bool, image: &File) -> io::Result<Vec<PassedFile>> {
         let log = self.directory.join(redo_name::file_name(&image.metadata()?));
-        if !log.try_exists()? {
-            self.copy_of_other_device(image.metadata()?.ino(), &log)?;
-        }
         if !write && std::fs::metadata(&log).map_or(0, |found| found.len()) == 0 {
             return Ok(Vec::new());
         }
@@ -55,34 +51,6 @@ impl RedoLogs {
             all.push(PassedFile { path: path.to_owned(), write: true, file });
         }
         Ok(all)
-    }
-
-    /// Copies a log of a dead process to `log`, that of an image with the same inode on another device: the file system
-    /// may have another device number since it was mounted again. Whether the log is of this image is proven by the
-    /// stamp in the image. It stays for the other image.
-    fn copy_of_other_device(&self, inode: u64, log: &Path) -> io::Result<()> {
-        let all = match std::fs::read_dir(&self.directory) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            all => all?,
-        };
-        for entry in all {
-            let entry = entry?;
-            if !entry.file_name().to_string_lossy().ends_with(&format!("-{inode:x}.redo")) {
-                continue;
-            }
-            let Ok(mut found) = File::open(entry.path()) else { continue };
-            // A living process holds a shared lock on its log.
-            if flock(&found, FlockOperation::NonBlockingLockExclusive).is_err() || found.metadata()?.len() == 0 {
-                continue;
-            }
-            let copy = log.with_extension("copy");
-            let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&copy)?;
-            io::copy(&mut found, &mut file)?;
-            std::fs::rename(copy, log)?;
-            tracing::info!(log = %log.display(), found = %entry.path().display(), "copied the redo log of another device");
-            return Ok(());
-        }
-        Ok(())
     }
 
     /// Refuses to serve an image for writing to a guest that already has it, if its process's redo log is gone.
@@ -172,24 +140,6 @@ mod test {
         let first = logs.to_pass(&path, true, &image).unwrap();
         assert_eq!((first.len(), first[0].write), (1, true));
         assert_eq!(logs.to_pass(&path, true, &image).unwrap()[0].path, first[0].path);
-    }
-
-    #[test]
-    fn a_log_is_found_after_the_file_system_has_got_another_device_number() {
-        let (_room, logs, path) = bed();
-        let image = OpenOptions::new().read(true).write(true).open(&path).unwrap();
-        let log = logs.to_pass(&path, true, &image).unwrap().remove(0);
-        log.file.set_len(4096).unwrap();
-        let inode = image.metadata().unwrap().ino();
-        let before = logs.directory.join(format!("fffff-{inode:x}.redo"));
-        std::fs::rename(&log.path, &before).unwrap();
-        // One that a living process has.
-        flock(&log.file, FlockOperation::LockShared).unwrap();
-        assert_eq!(logs.to_pass(&path, true, &image).unwrap()[0].file.metadata().unwrap().len(), 0);
-        std::fs::remove_file(&log.path).unwrap();
-        flock(&log.file, FlockOperation::Unlock).unwrap();
-        assert_eq!(logs.to_pass(&path, true, &image).unwrap()[0].file.metadata().unwrap().len(), 4096);
-        assert!(before.exists());
     }
 
     #[test]

@@ -132,7 +132,7 @@ async fn backup_target_restore_vm(State(daemon): State<Daemon>, Id(uuid): Id, Bo
     begun(backup::restore_vm(&daemon, uuid, asked).await?)
 }
 
-/// Reads and proves everything on a target. The task fails if there is damage.
+/// Reads and proves everything on a target. The task fails if a backup has lost something.
 #[utoipa::path(
     post, path = "/backup-targets/{uuid}/verify", tag = "backup", params(Id), responses((status = 202, body = Task))
 )]

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{Code, Problem, Requester, Secret, VdiState};
+use api::{Code, Problem, Requester, Secret, Vdi, VdiState};
 use nbd::uri::TOKEN;
 use nbd::wire::{self, OptionHeader};
 use repo::View;
@@ -77,6 +77,9 @@ struct Export {
     caller: Caller,
     vdi: Uuid,
     label: String,
+    /// The canonical name: that of a snapshot is its UUID. Another VDI may have other contents when it is plugged
+    /// again, and then has another name: a client that connects again would mix them.
+    canonical: Uuid,
     /// The snapshot to which the list of dirty bitmaps is restricted.
     only: Option<Uuid>,
     /// The snapshots whose dirty bitmaps the process offers, as far as all changes since are known.
@@ -290,11 +293,11 @@ impl Client {
         let Some(export) = &mut self.export else { return Err(broken("there is no export")) };
         let mut replies = ask(&mut export.process, option, rest).await?;
         for (kind, data) in &mut replies {
-            // The process describes its export by the path of the image. A name may be given to another VDI later.
+            // The process describes its export by the path of the image, and names it after that.
             let is = |info: u16| *kind == wire::REP_INFO && data.starts_with(&info.to_be_bytes());
             let text = match () {
                 () if is(wire::INFO_DESCRIPTION) => export.label.clone(),
-                () if is(wire::INFO_NAME) => export.vdi.to_string(),
+                () if is(wire::INFO_NAME) => export.canonical.to_string(),
                 () => continue,
             };
             data.truncate(2);
@@ -339,7 +342,7 @@ impl Client {
                     .map_err(|_| Problem::new(Code::NotFound, "the name of the export is not UTF-8"))?;
                 let (caller, text) = self.caller(daemon, text)?;
                 let (text, only) = contexts::split_since(text)?;
-                let Found { vdi, label } = find(daemon, text.to_owned()).await?;
+                let Found { vdi, label, is_snapshot } = find(daemon, text.to_owned()).await?;
                 must_operate_vdi(daemon, &caller, vdi).await?;
                 self.anonymous_until = None;
                 let requester = caller.requester().await;
@@ -348,7 +351,8 @@ impl Client {
                 let failed = |error| Problem::failed(format_args!("connect to the disk process of VDI {vdi}"), error);
                 let contexts = self.contexts.as_ref().filter(|contexts| contexts.name == name);
                 let process = connect(&reader, self.flags, self.replies, contexts).await.map_err(failed)?;
-                Export { name: name.to_owned(), caller, vdi, label, only, since, process, _reader: reader }
+                let canonical = if is_snapshot { vdi } else { reader.vbd() };
+                Export { name: name.to_owned(), caller, vdi, label, canonical, only, since, process, _reader: reader }
             }
         };
         Ok(self.export.insert(export))
@@ -412,21 +416,24 @@ impl Client {
 struct Found {
     vdi: Uuid,
     label: String,
+    is_snapshot: bool,
 }
 
 /// The VDI of this UUID or name.
 async fn find(daemon: &Daemon, name: String) -> Result<Found, Problem> {
     let found = move |view: &View<'_>| {
         let missing = || Problem::new(Code::NotFound, format!("there is no VDI '{}'", api::visible(&name)));
+        let of =
+            |vdi: &Vdi| Found { vdi: vdi.uuid, label: vdi.name.to_string(), is_snapshot: vdi.snapshot_of.is_some() };
         if let Ok(uuid) = name.parse::<Uuid>() {
-            let vdi = view.find_vdi(uuid)?.ok_or_else(missing)?;
-            return Ok(Found { vdi: uuid, label: vdi.name.to_string() });
+            return Ok(of(&view.find_vdi(uuid)?.ok_or_else(missing)?));
         }
-        let named = view.vdis(None)?.into_iter().filter(|vdi| vdi.name.as_str() == name).map(|vdi| vdi.uuid);
-        match named.collect::<Vec<_>>()[..] {
+        let vdis = view.vdis(None)?;
+        match vdis.iter().filter(|vdi| vdi.name.as_str() == name).collect::<Vec<_>>()[..] {
             [] => Err(missing().advise("give the UUID or the name of a VDI: tapline vdi list")),
-            [vdi] => Ok(Found { vdi, label: name.clone() }),
+            [vdi] => Ok(of(vdi)),
             [one, other, ..] => {
+                let (one, other) = (one.uuid, other.uuid);
                 let what = format!("several VDIs have the name '{name}', among them {one} and {other}");
                 Err(Problem::new(Code::NotFound, what).advise("give the UUID"))
             }

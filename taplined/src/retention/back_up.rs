@@ -22,31 +22,48 @@ use crate::daemon::Daemon;
 /// The steps of a backup in which it takes its snapshot, and needs the disks for itself.
 const WITH_DISKS: [&str; 2] = ["find", "snapshot"];
 
-/// Makes a backup. `disks_free` is dropped when it does not need the disks for itself any more.
+/// For how many hours what no backup refers to is spared by a schedule: another host may be sending its first backup,
+/// for days.
+const GRACE: u32 = 168;
+
+/// Makes a backup; returns whether that has succeeded. `disks_free` is dropped when it does not need the disks for
+/// itself any more.
 pub async fn back_up(
     daemon: &Daemon,
     subject: Subject,
     schedule: BackupSchedule,
     now: Now,
     disks_free: oneshot::Sender<()>,
-) {
-    let outcome = match made(daemon, subject, schedule, disks_free).await {
+) -> bool {
+    let made = made(daemon, subject, schedule, disks_free).await;
+    let outcome = match &made {
         Ok(()) => {
-            // Removing what is superfluous is no part of the backup, which counts.
-            let problem = prune(daemon, subject, schedule, now).await.err();
             let period = Made::Backups(schedule).rule().interval();
             match period.of(clock::now().wall.as_second()) == period.of(now.wall.as_second()) {
-                true => BackupOutcome::Made(now.wall, problem),
+                true => BackupOutcome::Made(now.wall, None),
                 false => BackupOutcome::MadeLate(now.wall),
             }
         }
         Err(problem) => {
             tracing::warn!(?subject, target = %schedule.target, "no backup by its schedule, for now: {problem}");
             let advice = "it is tried again in the next hour; see what happened: tapline task list --all";
-            BackupOutcome::Not(Problem { advice: problem.advice.or_else(|| Some(advice.into())), ..problem })
+            let advice = problem.advice.clone().or_else(|| Some(advice.into()));
+            BackupOutcome::Not(Problem { advice, ..problem.clone() })
         }
     };
     note(daemon, subject, schedule, outcome).await;
+    made.is_ok()
+}
+
+/// Removes from the target what is superfluous since a backup was made that was due at `due`. It is no part of the
+/// backup, which counts.
+pub async fn remove_superfluous(daemon: &Daemon, subject: Subject, schedule: BackupSchedule, due: Now) {
+    // Other schedules have been followed since: an older reading of the clock would be taken for a jump.
+    let now = clock::now();
+    if let Err(problem) = prune(daemon, subject, schedule, now).await {
+        tracing::warn!(?subject, target = %schedule.target, "{problem}");
+        note(daemon, subject, schedule, BackupOutcome::Made(due.wall, Some(problem))).await;
+    }
 }
 
 /// Records that a backup was due while the one before is still being made, and is left out.
@@ -113,8 +130,8 @@ async fn until_disks_free(daemon: &Daemon, uuid: Uuid) -> Result<(), Problem> {
 /// Removes superfluous backups from the target, if the schedule is still this one.
 async fn prune(daemon: &Daemon, subject: Subject, schedule: BackupSchedule, now: Now) -> Result<(), Problem> {
     if let Some(why) = held(daemon, now).await? {
-        tracing::warn!(?subject, "no backup is removed by its schedule: {why}");
-        return Ok(());
+        let what = format!("the backup was made, and superfluous ones stay for now: {why}");
+        return Err(Problem::new(Code::State, what));
     }
     let read = daemon.catalogue.read(move |view| {
         Ok(match subject {
@@ -137,12 +154,24 @@ async fn prune(daemon: &Daemon, subject: Subject, schedule: BackupSchedule, now:
         daily: number(schedule.daily),
         weekly: number(schedule.weekly),
         monthly: number(schedule.monthly),
+        grace: Some(GRACE),
         ..BackupPrune::default()
     };
     let begun = backup::prune(daemon, schedule.target, asked).await?;
-    let pruned = daemon.tasks.success_of(begun.uuid).await;
-    pruned.map(drop).map_err(|problem| {
+    let pruned = daemon.tasks.success_of(begun.uuid).await.map_err(|problem| {
         let what = format!("the backup was made, but superfluous ones were not removed: {}", problem.detail);
         Problem { detail: what, ..problem }
-    })
+    })?;
+    // Nothing of this machine is being backed up now.
+    let left = pruned.result.as_ref().and_then(|result| result["unjudged"].as_u64()).unwrap_or(0);
+    match (subject, left) {
+        (Subject::Vdi(_), _) | (_, 0) => Ok(()),
+        (Subject::Vm(_), left) => {
+            let what = format!("{left} backups on the target belong to states of the machine that are not complete");
+            Err(Problem::new(Code::State, what).advise(
+                "backups that did not end have left them; remove them: tapline target backups, tapline target \
+                 remove-backups",
+            ))
+        }
+    }
 }

@@ -52,7 +52,11 @@ impl Seen {
         let Some(before) = before.filter(|_| !fault::planted(Planted::JumpedClock)) else {
             return Seen { boot: boot.into(), wall: now.wall, up, jump: None };
         };
-        let same = before.boot == boot && up >= before.up;
+        let same = before.boot == boot;
+        if same && up < before.up {
+            // It was read before, by one that has worked since.
+            return before;
+        }
         let passed = if same { up.saturating_sub(before.up) } else { 0 };
         let passed = SignedDuration::from_secs(i64::try_from(passed).unwrap_or(i64::MAX));
         let expected = before.wall.saturating_add(passed).unwrap_or(before.wall);
@@ -118,6 +122,20 @@ mod test {
             ("a", "2026-11-27T15:00:00Z", 6),
         ];
         assert_eq!(held(&jump), [false, true, true, true, true, false]);
+    }
+
+    #[test]
+    fn an_older_reading_of_one_that_has_worked_since_changes_nothing() {
+        let late = [
+            ("a", "2026-11-27T10:00:00Z", 10),
+            ("a", "2026-11-27T13:00:00Z", 13),
+            ("a", "2026-11-27T10:00:00Z", 10),
+            ("a", "2026-11-27T14:00:00Z", 14),
+        ];
+        assert_eq!(held(&late), [false; 4]);
+        let jumped =
+            [("a", "2026-11-27T10:00:00Z", 10), ("a", "2027-11-27T13:00:00Z", 13), ("a", "2026-11-27T11:00:00Z", 11)];
+        assert_eq!(held(&jumped), [false, true, true]);
     }
 
     #[test]

@@ -179,11 +179,12 @@ impl Leaf {
                 Err(problem) if problem.code == Code::InUse => tokio::time::sleep(Duration::from_millis(pause)).await,
                 Err(problem) => {
                     tracing::warn!(%vdi, map = %ended, "the map of an ended interval is not sealed: {problem}");
-                    break;
+                    return Ok(());
                 }
-                Ok(()) => break,
+                Ok(()) => return Ok(()),
             }
         }
+        tracing::warn!(%vdi, map = %ended, "the map of an ended interval is not sealed: its process still has it open");
         Ok(())
     }
 

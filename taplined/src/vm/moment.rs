@@ -80,7 +80,12 @@ impl Found {
         match self.vm.power {
             Power::Halted => return must_not_be_written(&self.vm, disks).map(|()| false),
             // Whether it runs is determined from its machine.
-            Power::Running | Power::Paused => {}
+            Power::Running | Power::Paused => {
+                let is_own = |vbd| self.vbds.iter().any(|own| own.uuid == vbd);
+                if disks.iter().filter_map(|state| state.vbd).any(|vbd| !is_own(vbd)) {
+                    must_not_be_written(&self.vm, disks)?;
+                }
+            }
             // Its disks have been refused before.
             Power::Suspended => return Ok(false),
             Power::Starting | Power::Stopping => {
@@ -102,14 +107,14 @@ impl Found {
     }
 }
 
-/// Refuses the states of several disks that are written through VBDs outside of their machine, which is halted: no guest
-/// can be paused, and a later write to one of them could be kept without an earlier one to another.
+/// Refuses the states of several disks that are written to, not all of them by the guest of their machine, which can be
+/// paused: a later write to one of them could be kept without an earlier one to another.
 fn must_not_be_written(vm: &Vm, disks: &[KeptState]) -> Result<(), Problem> {
     let written: Vec<Uuid> = disks.iter().filter_map(|state| state.vbd).collect();
     let [first, _, ..] = written.as_slice() else { return Ok(()) };
     let what = format!(
-        "{} disks of VM {} are plugged, and it is halted: others may write to them meanwhile, and their states would \
-         not be of one moment",
+        "{} disks of VM {} are plugged, and not all of them for its running guest: others may write to them meanwhile, \
+         and their states would not be of one moment",
         written.len(),
         vm.uuid
     );

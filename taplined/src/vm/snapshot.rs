@@ -58,8 +58,8 @@ pub async fn snapshot(daemon: &Daemon, vm: Uuid, asked: VmSnapshotCreate) -> Res
     begin(daemon, vm, asked, Timestamp::now(), Purpose::User).await
 }
 
-/// Starts a `vm-snapshot` task for a backup, which has recorded the UUID of the snapshot; with the time now, by the clock
-/// of schedules.
+/// Starts a `vm-snapshot` task for a backup, which has recorded the UUID of the snapshot; with the time now, by the
+/// clock of schedules.
 pub async fn backup_snapshot(
     daemon: &Daemon,
     vm: Uuid,

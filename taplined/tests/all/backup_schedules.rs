@@ -21,6 +21,8 @@ struct Scheduled {
     target: String,
     other: String,
     turn: Cell<u16>,
+    /// How often the rule was applied.
+    pruned: Cell<usize>,
 }
 
 impl Scheduled {
@@ -30,7 +32,7 @@ impl Scheduled {
         let target = register(&bed.daemon, key);
         let made = bed.daemon.post("/vdis", json!({ "sr": bed.sr, "name": "other", "size": 1 << 20 }));
         let other = bed.daemon.done(made)["uuid"].as_str().unwrap().to_owned();
-        Scheduled { bed, target, other, turn: Cell::new(1) }
+        Scheduled { bed, target, other, turn: Cell::new(1), pruned: Cell::new(0) }
     }
 
     fn disk(&self) -> String {
@@ -58,8 +60,18 @@ impl Scheduled {
         assert_eq!(status, 200, "{patched}");
     }
 
-    /// Waits until the last backup of an object by its schedule was due at an hour, and what followed it is done.
+    /// Waits until the last backup of an object by its schedule was due at an hour, and the rule was applied after it.
     fn made(&self, of: &str, hour: i64) {
+        self.made_only(of, hour);
+        self.pruned.set(self.pruned.get() + 1);
+        wait_until("the rule was applied", || {
+            let tasks = self.bed.daemon.get("/tasks?verb=backup-prune&state=done").1;
+            tasks.as_array().is_some_and(|tasks| tasks.len() >= self.pruned.get())
+        });
+    }
+
+    /// Waits until the last backup of an object by its schedule was due at an hour.
+    fn made_only(&self, of: &str, hour: i64) {
         wait_until("a backup was made", || {
             let shown = self.bed.daemon.get(of).1;
             shown["last_backup"].is_string() && self.bed.hour(&shown["last_backup"]) == hour
@@ -194,6 +206,43 @@ fn a_backup_that_is_due_while_the_one_before_is_made_is_left_out_and_snapshots_g
     assert_eq!(one.hours(), [0, 2]);
 }
 
+/// The clock is read for the rule when the backup has ended: the reading from its beginning is older than those of
+/// other schedules.
+#[test]
+fn the_rule_is_applied_after_a_long_backup_during_which_other_schedules_were_followed() {
+    let room = tempfile::tempdir().unwrap();
+    let key = room.path().join("key");
+    let mut one = Scheduled::new(&["--new-key", key.to_str().unwrap()], &json!(key));
+    let in_room = one.bed.daemon.room().join("key");
+    fs::rename(&key, &in_room).unwrap();
+    std::os::unix::fs::symlink(&in_room, &key).unwrap();
+    let disk = one.disk();
+    one.set(&disk, json!({ "daily": 1 }));
+    one.made(&disk, 0);
+    assert_eq!(one.bed.daemon.patch(&disk, json!({ "retention": { "hourly": 30 } })).0, 200);
+    let (fifo, content) = stop_at_key(&one);
+    one.pass(24, 24);
+    fs::OpenOptions::new().write(true).open(&fifo).unwrap().write_all(&content).unwrap();
+    wait_until("it is being copied", || {
+        let tasks = one.bed.daemon.get("/tasks?verb=vdi-backup&open=true").1;
+        tasks.as_array().unwrap().iter().any(|task| task["step"] == "copy")
+    });
+    let snapshots = |one: &Scheduled| one.tasks("vdi-schedule");
+    for hour in 25..28 {
+        let before = snapshots(&one);
+        one.pass(hour, 1);
+        wait_until("another schedule is followed", || snapshots(&one) > before);
+    }
+    let waits = fs::OpenOptions::new().write(true).open(&fifo).unwrap();
+    let whole = fifo.with_extension("new");
+    fs::write(&whole, &content).unwrap();
+    fs::set_permissions(&whole, fs::Permissions::from_mode(0o600)).unwrap();
+    fs::rename(&whole, &fifo).unwrap();
+    { waits }.write_all(&content).unwrap();
+    wait_until("what is superfluous is removed", || one.hours() == [24]);
+    assert!(one.bed.daemon.get(&disk).1["backup_problem"].is_null());
+}
+
 #[test]
 fn a_machine_is_retained_with_all_of_its_disks() {
     let mut one = Scheduled::new(&[], &Value::Null);
@@ -233,10 +282,12 @@ fn nothing_is_removed_while_the_clock_is_not_trusted() {
     one.made(&disk, 0);
     // The clock jumps ahead by days.
     one.pass(100, 1);
-    one.made(&disk, 100);
+    one.made_only(&disk, 100);
+    assert!(one.problem(&disk)["detail"].as_str().unwrap().contains("superfluous ones stay for now"));
     assert_eq!((one.hours(), one.tasks("backup-prune")), (vec![0, 100], 1));
     one.pass(2, 1);
-    one.made(&disk, 2);
+    one.made_only(&disk, 2);
+    one.problem(&disk);
     assert_eq!((one.hours(), one.tasks("backup-prune")), (vec![0, 100, 2], 1));
 }
 

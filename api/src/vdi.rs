@@ -86,6 +86,18 @@ pub struct Vdi {
     pub created: Timestamp,
 }
 
+impl Vdi {
+    /// The disk that it is a state of: a snapshot is one of another VDI.
+    pub fn disk(&self) -> Uuid {
+        self.snapshot_of.unwrap_or(self.uuid)
+    }
+
+    /// Whether a backup has its content, and is the base of the next one.
+    pub fn is_backup_base(&self) -> bool {
+        self.cbt.as_ref().is_some_and(|tracking| tracking.base.is_some())
+    }
+}
+
 /// Whether a VDI can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]

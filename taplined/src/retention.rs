@@ -173,7 +173,7 @@ async fn begin(
     let last = attempts.get(&key);
     if let (Made::Backups(schedule), Some(running)) = (one.made, work.backed_up.get(&one.subject.uuid())) {
         if must_skip(one, *running, last, now) {
-            attempts.insert(key, Attempt { skipped: Some(one.period(now)), ..one.attempt(now) });
+            attempts.insert(key, Attempt { skipped: Some(one.period(now)), ..one.made.attempt(now) });
             back_up::note_skip(daemon, one.subject, schedule).await;
         }
         return Some(one.made.rule().interval().rest(now.wall).unsigned_abs());
@@ -199,7 +199,7 @@ async fn begin(
             return None;
         }
     }
-    attempts.insert(key, one.attempt(now));
+    attempts.insert(key, one.made.attempt(now));
     let (daemon, subject) = (daemon.clone(), one.subject);
     match one.made {
         Made::Snapshots(_) => work.begin(one.takes.clone(), async move { keep::keep(&daemon, subject, now).await }),
@@ -228,10 +228,6 @@ impl Scheduled {
 
     fn is_due(&self, now: Now) -> bool {
         is_due(self.made.rule(), self.taken.iter().copied(), now.wall)
-    }
-
-    fn attempt(&self, now: Now) -> Attempt {
-        self.made.attempt(now)
     }
 
     /// Whether an attempt may not be repeated yet.
@@ -343,7 +339,7 @@ mod test {
         assert!(may_begin(&one, None, at("2026-11-27T10:00:00Z", 1000)));
         assert!(!may_begin(&one, None, at("2026-11-27T09:59:00Z", 1000)));
         // A failed one is not retried in its period.
-        let failed = one.attempt(at("2026-11-27T10:00:00Z", 1000));
+        let failed = one.made.attempt(at("2026-11-27T10:00:00Z", 1000));
         assert!(!may_begin(&one, Some(&failed), at("2026-11-27T10:59:59Z", 4500)));
         assert!(may_begin(&one, Some(&failed), at("2026-11-27T11:00:00Z", 4600)));
         // The clock was set a day ahead, and then back.
@@ -362,7 +358,7 @@ mod test {
         assert_eq!(rest(&one, Some(&last(1000)), at("2026-11-27T11:00:00Z", 1600)).as_secs(), 1200);
         assert_eq!(rest(&one, None, at("2026-11-27T11:00:00Z", 1600)), Duration::ZERO);
         // After a failure, not before the next period.
-        let failed = one.attempt(at("2026-11-27T11:30:00Z", 1000));
+        let failed = one.made.attempt(at("2026-11-27T11:30:00Z", 1000));
         assert_eq!(rest(&one, Some(&failed), at("2026-11-27T11:30:00Z", 1000)).as_secs(), 1800);
     }
 
@@ -385,7 +381,7 @@ mod test {
         let one = of(daily, &["2026-11-26T00:00:00Z"]);
         let begun = at("2026-11-27T00:00:00Z", 1000);
         assert!(may_begin(&one, None, begun));
-        let failed = one.attempt(begun);
+        let failed = one.made.attempt(begun);
         assert!(!may_begin(&one, Some(&failed), at("2026-11-27T00:59:59Z", 4599)));
         assert!(may_begin(&one, Some(&failed), at("2026-11-27T01:00:00Z", 4600)));
         assert_eq!(rest(&one, Some(&failed), at("2026-11-27T00:10:00Z", 1600)).as_secs(), 3000);

@@ -47,7 +47,7 @@ impl View<'_> {
             let vdi = self.vdi(snapshot)?;
             // Of others it is not certain that they were not taken for something else.
             let is_own = vdi.for_backup || vdi.state == VdiState::NoData;
-            if !is_own || !self.attached_sr(vdi.sr).is_ok_and(|sr| !sr.is_read_only()) {
+            if !is_own || !self.can_destroy_in(vdi.sr) {
                 continue;
             }
             if seen.contains(&(disk, base.target)) || !targets.contains(&base.target) || !self.is_tracked(disk)? {
@@ -59,6 +59,11 @@ impl View<'_> {
         Ok(useless)
     }
 
+    /// Whether something in a repository can be destroyed now.
+    fn can_destroy_in(&self, sr: Uuid) -> bool {
+        self.attached_sr(sr).is_ok_and(|sr| !sr.is_read_only())
+    }
+
     /// The snapshots in attached repositories that were taken for a backup, and that nothing keeps: no record says that
     /// they are to be destroyed. The backup was one of another catalogue, or their repository was forgotten meanwhile.
     pub fn stray_backup_snapshots(&self) -> Result<Vec<Uuid>, Problem> {
@@ -68,9 +73,8 @@ impl View<'_> {
         let mut stray = Vec::new();
         for uuid in self.rows(sql, [], |row| Ok(row.get::<_, Id>(0)?.0))? {
             let vdi = self.vdi(uuid)?;
-            let is_base = vdi.state == VdiState::NoData && vdi.cbt.is_some_and(|tracking| tracking.base.is_some());
-            let is_reached = self.attached_sr(vdi.sr).is_ok_and(|sr| !sr.is_read_only());
-            if !is_base && is_reached && self.vm_snapshot_with(uuid)?.is_none() {
+            let is_base = vdi.state == VdiState::NoData && vdi.is_backup_base();
+            if !is_base && self.can_destroy_in(vdi.sr) && self.vm_snapshot_with(uuid)?.is_none() {
                 stray.push(uuid);
             }
         }
@@ -83,7 +87,7 @@ impl Tx<'_> {
     /// before, which are to be destroyed. Refused if the changes since could not be listed.
     pub fn set_backup_base(&mut self, snapshot: Uuid, base: &BackupBase) -> Result<Vec<Uuid>, Problem> {
         self.check_data_destroyable(snapshot)?;
-        let disk = self.vdi(snapshot)?.snapshot_of.unwrap_or(snapshot);
+        let disk = self.vdi(snapshot)?.disk();
         if !self.is_tracked(disk)? {
             return Err(Problem::new(Code::State, format!("the changed blocks of VDI {disk} are not recorded")));
         }

@@ -90,7 +90,7 @@ impl Changed {
     /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let to = session.client.vdi(self.to.find(session).await?).await?;
-        let from = session.snapshot_of(to.snapshot_of.unwrap_or(to.uuid), &self.from).await?;
+        let from = session.snapshot_of(to.disk(), &self.from).await?;
         let changes = session.client.vdi_changes(to.uuid, from, self.format).await?;
         if session.json() {
             return session.value(&changes);

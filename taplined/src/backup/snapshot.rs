@@ -16,7 +16,7 @@
 
 use std::time::Duration;
 
-use api::{BackupBase, Code, Problem, VbdState, Vdi, VdiState};
+use api::{BackupBase, Code, Problem, VbdState, VdiState};
 use repo::catalogue::BackupSnapshot;
 use uuid::Uuid;
 
@@ -105,7 +105,7 @@ async fn try_to_remove(daemon: &Daemon, snapshot: Uuid) -> Result<(), Problem> {
             let own = recorded.vm.is_none().then_some(recorded.snapshot);
             for vdi in own.iter().chain(&recorded.disks) {
                 // Another backup has become the base after its data was destroyed.
-                if tx.find_vdi(*vdi)?.is_some_and(|vdi| vdi.state != VdiState::NoData || !is_base(&vdi)) {
+                if tx.find_vdi(*vdi)?.is_some_and(|vdi| vdi.state != VdiState::NoData || !vdi.is_backup_base()) {
                     let what = format!("VDI {vdi} is no longer a base, and is destroyed next");
                     return Err(Problem::new(Code::Busy, what));
                 }
@@ -135,15 +135,11 @@ async fn destroy(daemon: &Daemon, BackupSnapshot { snapshot, vm, disks }: &Backu
     Ok(())
 }
 
-fn is_base(vdi: &Vdi) -> bool {
-    vdi.cbt.as_ref().is_some_and(|tracking| tracking.base.is_some())
-}
-
 async fn destroy_vdi(daemon: &Daemon, snapshot: Uuid) -> Result<(), Problem> {
     until_unread(daemon, snapshot).await?;
     // It may have become a base meanwhile, or be one no longer.
     let Some(vdi) = daemon.catalogue.read(move |view| view.find_vdi(snapshot)).await? else { return Ok(()) };
-    let task = match (is_base(&vdi), vdi.state) {
+    let task = match (vdi.is_backup_base(), vdi.state) {
         (true, VdiState::NoData) => return Ok(()),
         (true, _) => begin::data_destroy(daemon, snapshot).await?,
         (false, _) => begin::destroy(daemon, snapshot).await?,

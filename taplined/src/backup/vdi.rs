@@ -90,7 +90,7 @@ async fn work(
     mut context: Context,
 ) -> Result<Value, Problem> {
     context.step("find", true).await?;
-    let backups = context.unless_cancelled(target::backups_on(daemon, target, Some(disk_of(vdi)))).await?;
+    let backups = context.unless_cancelled(target::backups_on(daemon, target, Some(vdi.disk()))).await?;
     let source = |snapshot| Source { vdi, snapshot, backups: &backups, machine: None, extent };
     let made = if vdi.read_only {
         copy(daemon, source(vdi.uuid), target, &mut context).await
@@ -142,11 +142,6 @@ pub async fn keep(
     });
     fault::point(verb, "base", true);
     kept
-}
-
-/// The disk that a VDI is a state of: backups of a snapshot are backups of its disk.
-pub fn disk_of(vdi: &Vdi) -> Uuid {
-    vdi.snapshot_of.unwrap_or(vdi.uuid)
 }
 
 /// The part of a name that fits into a list of backups.
@@ -222,7 +217,7 @@ impl Source<'_> {
     async fn words(&self, daemon: &Daemon, read: &Vdi, socket: &Path) -> Result<(Vec<OsString>, String), Problem> {
         let Source { vdi, machine, .. } = *self;
         let properties = Properties {
-            vdi: Some(disk_of(vdi)),
+            vdi: Some(vdi.disk()),
             logical_block_size: Some(block_size(daemon, read).await?),
             machine: machine.cloned(),
         };
@@ -232,7 +227,7 @@ impl Source<'_> {
         let mut words: Vec<OsString> = vec![nbd::uri::of_socket(socket).into()];
         // In one word, because a name may begin as an option does.
         words.push(format!("--name={}", label(vdi.name.as_str())).into());
-        words.extend(["--disk".into(), identity(daemon, disk_of(vdi)).into()]);
+        words.extend(["--disk".into(), identity(daemon, vdi.disk()).into()]);
         words.extend(["--time".into(), time.to_string().into()]);
         if let Some(machine @ Machine { vm, moment, .. }) = machine {
             words.extend(["--machine".into(), identity(daemon, *vm).into()]);
@@ -262,7 +257,7 @@ impl Source<'_> {
             let (words, properties) = self.words(daemon, &read, &reader.socket).await?;
             let at = At { properties: Some(properties), ..At::of(target) };
             let known = match self.extent {
-                Extent::Changes => changes::since(daemon, disk_of(self.vdi), &read, target, self.backups).await,
+                Extent::Changes => changes::since(daemon, self.vdi.disk(), &read, target, self.backups).await,
                 Extent::Full => Err("a full backup was requested".to_owned()),
                 Extent::Repair => Err("damage of the target was to be repaired".to_owned()),
             };

@@ -53,7 +53,7 @@ impl History {
     pub async fn of(daemon: &Daemon, to: Uuid) -> Result<History, Problem> {
         let found = daemon.catalogue.read(move |view| {
             let to = view.vdi(to)?;
-            let snapshots = view.snapshots_of(disk_of(&to))?;
+            let snapshots = view.snapshots_of(to.disk())?;
             let tracked = view.tracked_vdis(to.sr)?;
             let images = tracked.iter().map(|(_, image, _)| view.image(*image)).collect::<Result<Vec<_>, Problem>>()?;
             let tracked = tracked.into_iter().zip(images).map(|((vdi, _, tracking), image)| (vdi, tracking, image));
@@ -136,11 +136,6 @@ impl History {
 fn sorted(mut earlier: Vec<(Uuid, usize)>) -> Vec<(Uuid, usize)> {
     earlier.sort_unstable_by_key(|(from, maps)| (std::cmp::Reverse(*maps), *from));
     earlier
-}
-
-/// The disk of which a VDI is a state.
-fn disk_of(vdi: &Vdi) -> Uuid {
-    vdi.snapshot_of.unwrap_or(vdi.uuid)
 }
 
 /// The map of a disk that may be running, which no snapshot has ended.

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::{Value, json};
@@ -33,6 +33,16 @@ impl Scheduled {
         let made = bed.daemon.post("/vdis", json!({ "sr": bed.sr, "name": "other", "size": 1 << 20 }));
         let other = bed.daemon.done(made)["uuid"].as_str().unwrap().to_owned();
         Scheduled { bed, target, other, turn: Cell::new(1), pruned: Cell::new(0) }
+    }
+
+    /// With an encrypted target, whose key is in the room of the daemon and is known by a name in this directory.
+    fn encrypted(room: &Path) -> Scheduled {
+        let key = room.join("key");
+        let one = Scheduled::new(&["--new-key", key.to_str().unwrap()], &json!(key));
+        let in_room = one.bed.daemon.room().join("key");
+        fs::rename(&key, &in_room).unwrap();
+        std::os::unix::fs::symlink(&in_room, &key).unwrap();
+        one
     }
 
     fn disk(&self) -> String {
@@ -155,33 +165,54 @@ fn a_target_that_is_away_costs_one_task_an_hour_and_no_backup() {
     assert_eq!((one.tasks("vdi-backup"), one.tasks("backup-prune"), one.hours()), (3, 2, vec![2]));
 }
 
-/// Replaces the key of the target by a FIFO, and returns its path and the key.
-fn stop_at_key(one: &Scheduled) -> (PathBuf, Vec<u8>) {
-    let path = one.bed.daemon.room().join("key");
-    let key = fs::read(&path).unwrap();
-    fs::remove_file(&path).unwrap();
-    assert!(Command::new("mkfifo").args(["-m", "600"]).arg(&path).status().unwrap().success());
-    (path, key)
+/// The key of a target, which is a FIFO: each process stops until the key is written to it.
+struct Fifo {
+    path: PathBuf,
+    key: Vec<u8>,
+}
+
+impl Fifo {
+    /// Replaces the key of the target.
+    fn of(one: &Scheduled) -> Fifo {
+        let path = one.bed.daemon.room().join("key");
+        let key = fs::read(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        assert!(Command::new("mkfifo").args(["-m", "600"]).arg(&path).status().unwrap().success());
+        Fifo { path, key }
+    }
+
+    fn open(&self) -> fs::File {
+        fs::OpenOptions::new().write(true).open(&self.path).unwrap()
+    }
+
+    /// Lets a backup open the target before its snapshot is taken; it stops when it opens it to write.
+    fn until_copied(&self, one: &Scheduled) {
+        self.open().write_all(&self.key).unwrap();
+        wait_until("it is being copied", || {
+            let tasks = one.bed.daemon.get("/tasks?verb=vdi-backup&open=true").1;
+            tasks.as_array().unwrap().iter().any(|task| task["step"] == "copy")
+        });
+    }
+
+    /// Lets the process that waits go, and all later ones.
+    fn let_go(self) {
+        let mut waits = self.open();
+        let whole = self.path.with_extension("new");
+        fs::write(&whole, &self.key).unwrap();
+        fs::set_permissions(&whole, fs::Permissions::from_mode(0o600)).unwrap();
+        fs::rename(&whole, &self.path).unwrap();
+        waits.write_all(&self.key).unwrap();
+    }
 }
 
 #[test]
 fn a_backup_that_is_due_while_the_one_before_is_made_is_left_out_and_snapshots_go_on() {
     let room = tempfile::tempdir().unwrap();
-    let key = room.path().join("key");
-    let mut one = Scheduled::new(&["--new-key", key.to_str().unwrap()], &json!(key));
-    let in_room = one.bed.daemon.room().join("key");
-    fs::rename(&key, &in_room).unwrap();
-    std::os::unix::fs::symlink(&in_room, &key).unwrap();
+    let mut one = Scheduled::encrypted(room.path());
     let disk = one.disk();
-    let (fifo, content) = stop_at_key(&one);
-    let let_go = || fs::OpenOptions::new().write(true).open(&fifo).unwrap().write_all(&content).unwrap();
+    let fifo = Fifo::of(&one);
     one.set(&disk, json!({ "hourly": 3 }));
-    // The target is opened once before the snapshot is taken, and then to write.
-    let_go();
-    wait_until("it is being copied", || {
-        let tasks = one.bed.daemon.get("/tasks?verb=vdi-backup&open=true").1;
-        tasks.as_array().unwrap().iter().any(|task| task["step"] == "copy")
-    });
+    fifo.until_copied(&one);
     one.pass(1, 1);
     let problem = one.problem(&disk);
     assert!(problem["code"] == "busy" && problem["detail"].as_str().unwrap().contains("left out"), "{problem}");
@@ -189,12 +220,7 @@ fn a_backup_that_is_due_while_the_one_before_is_made_is_left_out_and_snapshots_g
     // The disk is free for its schedule of snapshots.
     assert_eq!(one.bed.daemon.patch(&disk, json!({ "retention": { "hourly": 1 } })).0, 200);
     wait_until("a snapshot was taken", || one.bed.taken() == [1]);
-    let waits = fs::OpenOptions::new().write(true).open(&fifo).unwrap();
-    let other = fifo.with_extension("new");
-    fs::write(&other, &content).unwrap();
-    fs::set_permissions(&other, fs::Permissions::from_mode(0o600)).unwrap();
-    fs::rename(&other, &fifo).unwrap();
-    { waits }.write_all(&content).unwrap();
+    fifo.let_go();
     one.made(&disk, 0);
     // What was left out stays on record until the next one, which is not made in this hour.
     assert_eq!(one.bed.daemon.get(&disk).1["backup_problem"], problem);
@@ -211,34 +237,21 @@ fn a_backup_that_is_due_while_the_one_before_is_made_is_left_out_and_snapshots_g
 #[test]
 fn the_rule_is_applied_after_a_long_backup_during_which_other_schedules_were_followed() {
     let room = tempfile::tempdir().unwrap();
-    let key = room.path().join("key");
-    let mut one = Scheduled::new(&["--new-key", key.to_str().unwrap()], &json!(key));
-    let in_room = one.bed.daemon.room().join("key");
-    fs::rename(&key, &in_room).unwrap();
-    std::os::unix::fs::symlink(&in_room, &key).unwrap();
+    let mut one = Scheduled::encrypted(room.path());
     let disk = one.disk();
     one.set(&disk, json!({ "daily": 1 }));
     one.made(&disk, 0);
     assert_eq!(one.bed.daemon.patch(&disk, json!({ "retention": { "hourly": 30 } })).0, 200);
-    let (fifo, content) = stop_at_key(&one);
+    let fifo = Fifo::of(&one);
     one.pass(24, 24);
-    fs::OpenOptions::new().write(true).open(&fifo).unwrap().write_all(&content).unwrap();
-    wait_until("it is being copied", || {
-        let tasks = one.bed.daemon.get("/tasks?verb=vdi-backup&open=true").1;
-        tasks.as_array().unwrap().iter().any(|task| task["step"] == "copy")
-    });
+    fifo.until_copied(&one);
     let snapshots = |one: &Scheduled| one.tasks("vdi-schedule");
     for hour in 25..28 {
         let before = snapshots(&one);
         one.pass(hour, 1);
         wait_until("another schedule is followed", || snapshots(&one) > before);
     }
-    let waits = fs::OpenOptions::new().write(true).open(&fifo).unwrap();
-    let whole = fifo.with_extension("new");
-    fs::write(&whole, &content).unwrap();
-    fs::set_permissions(&whole, fs::Permissions::from_mode(0o600)).unwrap();
-    fs::rename(&whole, &fifo).unwrap();
-    { waits }.write_all(&content).unwrap();
+    fifo.let_go();
     wait_until("what is superfluous is removed", || one.hours() == [24]);
     assert!(one.bed.daemon.get(&disk).1["backup_problem"].is_null());
 }

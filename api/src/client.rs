@@ -16,6 +16,7 @@ mod statistics;
 mod target;
 mod task;
 mod token;
+mod transfer;
 mod vbd;
 mod vdi;
 mod vm;

@@ -16,6 +16,7 @@ mod cbt;
 #[cfg(feature = "client")]
 pub mod client;
 mod disk_limits;
+mod download;
 mod event;
 pub mod health;
 mod host;
@@ -49,6 +50,7 @@ pub use calibration::{
 };
 pub use cbt::{BackupBase, ChangeMap, ChangeTracking, ChangedExtent, ChangesFormat, VdiChanges, map_file};
 pub use disk_limits::DiskLimits;
+pub use download::{DOWNLOAD_PIECE, Download};
 pub use event::{Change, Event, ObjectKind};
 pub use health::{Health, HealthState};
 pub use host::{Backup, BackupReason, Difference, DifferenceKind, Host, HostDrain, HostReconcile, Limits};

@@ -17,8 +17,9 @@ pub struct Upload {
     pub sr: Uuid,
     /// Name of the client's file, for messages.
     pub name: Name,
-    /// Length of the whole file, in bytes.
-    pub size: u64,
+    /// Length of the whole file, in bytes; absent until it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
     /// Bytes that have arrived, all from the file's beginning on.
     pub received: u64,
     /// When the upload was created.
@@ -34,6 +35,7 @@ pub struct UploadCreate {
     /// Name of the client's file, for messages.
     #[serde(deserialize_with = "crate::value::given")]
     pub name: Name,
-    /// Length of the whole file, in bytes.
-    pub size: u64,
+    /// Length of the whole file, in bytes; if omitted, the file ends with the piece that is said to be the last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
 }

@@ -370,12 +370,17 @@ pub struct VdiImport {
     pub other_config: OtherConfig,
 }
 
-/// Writes a VDI, including its backing chain, to a new file on the host.
+/// Writes a VDI, including its backing chain, to a new file: either `path` is given or `download` is true.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VdiExport {
-    /// The file, which must not exist.
-    pub path: AbsolutePath,
+    /// The file on the daemon's host, which must not exist.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<AbsolutePath>,
+    /// Whether the file is for the client to fetch: the task's result has the UUID of a download. Until it is removed,
+    /// it takes space in the repository of the VDI.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub download: bool,
     /// Format of the file.
     pub format: ImageFormat,
 }

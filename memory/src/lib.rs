@@ -18,6 +18,7 @@ mod segments;
 mod shared;
 mod shrinking;
 pub mod size;
+mod socket;
 
 pub use buffer::{Buffer, PAGE};
 pub use guest::{GuestAddr, GuestMemory, Region};
@@ -26,3 +27,4 @@ pub use mapping::Mapping;
 pub use numa::{NUMA_NODES_MAX, prefer_numa_node};
 pub use segments::{Part, Segments};
 pub use shared::{Shared, Window};
+pub use socket::{Piece, send};

@@ -50,6 +50,11 @@ pub(crate) struct PartList {
 }
 
 impl PartList {
+    /// The parts, in order.
+    pub(crate) fn into_parts(self) -> SmallVec<[Part; 2]> {
+        self.parts
+    }
+
     /// One part more, which is not empty. `None`: more bytes than can be counted.
     #[inline]
     pub(crate) fn push(&mut self, base: *mut u8, len: usize) -> Option<()> {

@@ -41,6 +41,7 @@ mod task;
 mod token;
 mod top;
 mod trace;
+mod transfer;
 mod unit;
 mod vbd;
 mod vdi;

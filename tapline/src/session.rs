@@ -70,6 +70,17 @@ pub struct Waiting {
     no_wait: bool,
 }
 
+impl Waiting {
+    /// Refuses not to wait for `what`.
+    pub fn must_wait(self, what: &str) -> Result<(), Problem> {
+        if !self.no_wait {
+            return Ok(());
+        }
+        Err(Problem::new(Code::Invalid, format!("{what} ends with this command: it does not continue without it"))
+            .advise("leave out --no-wait"))
+    }
+}
+
 /// Options of list verbs.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Listing {

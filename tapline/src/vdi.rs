@@ -21,7 +21,8 @@ use crate::confirm::Confirm;
 use crate::find::Disk;
 use crate::label::{ChangeLabels, WithTags};
 use crate::session::{Listing, Session, Waiting, named};
-use crate::word::HostPath;
+use crate::transfer::{self, Fetched};
+use crate::word::ImageFile;
 use crate::{removal, word};
 use backup::{Backup, Restore};
 use make::{Branch, Copy, Create, Import};
@@ -92,9 +93,10 @@ pub enum VdiVerb {
     Export {
         #[command(flatten)]
         vdi: Disk,
-        /// The file, which must not exist
+        /// The file on the daemon's host, which must not exist; '-' writes to the standard output, and takes space in
+        /// the disk's repository meanwhile
         #[arg(value_parser = word::image_file)]
-        path: HostPath,
+        path: ImageFile,
         /// Format of the file
         #[arg(long, value_parser = word::one_of::<ImageFormat>(&word::FORMATS))]
         format: ImageFormat,
@@ -225,9 +227,17 @@ impl VdiVerb {
             VdiVerb::Changed(changed) => changed.run(session).await,
             VdiVerb::Copy(copy) => copy.run(session).await,
             VdiVerb::Import(import) => import.run(session).await,
-            VdiVerb::Export { vdi, path, format, waiting } => {
+            VdiVerb::Export { vdi, path: ImageFile::Host(path), format, waiting } => {
                 let (vdi, path) = (vdi.find(session).await?, session.path(path)?);
-                session.complete(client.vdi_export(vdi, &VdiExport { path, format }).await?, waiting).await
+                let asked = VdiExport { path: Some(path), download: false, format };
+                session.complete(client.vdi_export(vdi, &asked).await?, waiting).await
+            }
+            VdiVerb::Export { vdi, path: ImageFile::Standard, format, waiting } => {
+                waiting.must_wait("an export to the standard output")?;
+                transfer::must_not_be_terminal(&std::io::stdout())?;
+                let vdi = vdi.find(session).await?;
+                let fetched = Fetched::export(session, vdi, format).await?;
+                fetched.write_to(session, "writing the disk", &mut tokio::io::stdout(), |_| {}).await
             }
             VdiVerb::Backup(backup) => backup.run(session).await,
             VdiVerb::Restore(restore) => restore.run(session).await,

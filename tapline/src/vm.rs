@@ -1,10 +1,14 @@
 //! `tapline vm`: virtual machines.
 
+mod archive;
 mod backup;
 mod boot;
 mod console;
 mod create;
 mod devices;
+mod export;
+mod import;
+mod ovf;
 mod run;
 mod schedule;
 mod seed;
@@ -124,6 +128,10 @@ pub enum VmVerb {
     Backup(backup::Backup),
     /// Create a halted machine from a backup, with new disks, and print its UUID
     Restore(backup::Restore),
+    /// Write a machine with all its disks, as they are at one moment, into one archive
+    Export(export::Export),
+    /// Create a halted machine with its disks from an OVA or an archive of 'vm export', and print its UUID
+    Import(import::Import),
     /// Remove a halted or suspended machine, its saved memory and its block devices; its disks stay
     #[command(visible_alias = "rm", aliases = ["delete", "remove"])]
     Destroy {
@@ -305,6 +313,8 @@ impl VmVerb {
             VmVerb::Clone(clone) => clone.run(session).await,
             VmVerb::Backup(backup) => backup.run(session).await,
             VmVerb::Restore(restore) => restore.run(session).await,
+            VmVerb::Export(export) => export.run(session).await,
+            VmVerb::Import(import) => import.run(session).await,
             VmVerb::Destroy { vm: text, confirm, waiting } => {
                 let vm = client.vm(session.vm(&text).await?).await?;
                 let memory = if vm.suspended.is_some() { "saved memory and " } else { "" };

@@ -126,15 +126,20 @@ pub fn path(word: &str) -> Result<HostPath, String> {
     Ok(HostPath { typed: word.into(), whole, relative: !word.starts_with('/') })
 }
 
-/// Parses the path of an image file that the daemon reads or writes; `-` is refused, because the daemon cannot use this
-/// program's streams.
-pub fn image_file(word: &str) -> Result<HostPath, String> {
+/// An image file that is imported or exported.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ImageFile {
+    /// The standard input or output of this command.
+    Standard,
+    /// A file on the daemon's host.
+    Host(HostPath),
+}
+
+/// Parses the path of an image file that the daemon reads or writes, or `-` for a standard stream of this command.
+pub fn image_file(word: &str) -> Result<ImageFile, String> {
     match word {
-        "-" => Err("the daemon opens files on its own host and has no standard input or output of ours; use a file \
-                    there (./- if it has that name), which `tapline image convert - FORMAT:FILE --size SIZE` makes of \
-                    standard input, and `tapline image convert FORMAT:FILE -` writes to standard output"
-            .into()),
-        _ => path(word),
+        "-" => Ok(ImageFile::Standard),
+        _ => path(word).map(ImageFile::Host),
     }
 }
 
@@ -276,8 +281,8 @@ mod test {
 
     #[test]
     fn a_stream_is_no_file_of_the_daemon() {
-        assert!(image_file("-").unwrap_err().contains("tapline image convert"));
-        assert_eq!(image_file("./-").unwrap().whole, path("./-").unwrap().whole);
+        assert_eq!(image_file("-"), Ok(ImageFile::Standard));
+        assert_eq!(image_file("./-"), path("./-").map(ImageFile::Host));
     }
 
     #[test]

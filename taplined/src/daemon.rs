@@ -20,6 +20,7 @@ use crate::config::Config;
 use crate::directories;
 use crate::disk::Disks;
 use crate::disk::tool::{self, Tool};
+use crate::download::Downloads;
 use crate::history::History;
 use crate::http::Answers;
 use crate::jobs;
@@ -74,6 +75,8 @@ pub struct Parts {
     pub answers: Answers,
     /// Uploads in progress.
     pub uploads: Uploads,
+    /// Exported disks that clients fetch.
+    pub downloads: Downloads,
     /// VDIs that clients of the NBD address read.
     pub readers: reader::Readers,
     /// Requests that clients may repeat.
@@ -126,6 +129,7 @@ impl Daemon {
             history: History::default(),
             answers: Answers::default(),
             uploads: Uploads::default(),
+            downloads: Downloads::default(),
             readers: reader::Readers::default(),
             key_locks: request::KeyLocks::default(),
             backup_turns: backup::Turns::default(),
@@ -304,6 +308,16 @@ async fn host_identity(catalogue: &Catalogue, machine: &str) -> Result<Uuid, Pro
         );
     }
     Ok(host)
+}
+
+/// Has the host of a new catalogue be the one that a lost catalogue of this machine was of.
+pub async fn be_host(catalogue: &Catalogue, host: &LastHost) -> Result<(), Problem> {
+    let LastHost { host, machine, .. } = host.clone();
+    let recorded = catalogue.write(move |tx| {
+        tx.set_meta("machine", &machine)?;
+        tx.set_meta("host", &host.to_string())
+    });
+    recorded.await
 }
 
 /// The host's memory in bytes.

@@ -12,6 +12,7 @@ mod change;
 mod contract;
 mod dashboard;
 mod document;
+mod download;
 mod etag;
 mod events;
 mod extract;
@@ -128,6 +129,7 @@ fn routes() -> OpenApiRouter<Daemon> {
         .merge(task::routes())
         .merge(token::routes())
         .merge(upload::routes())
+        .merge(download::routes())
         .merge(events::routes())
         .merge(statistics::routes())
         .merge(index::routes());

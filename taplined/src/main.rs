@@ -21,6 +21,7 @@ mod daemon;
 mod differences;
 mod directories;
 mod disk;
+mod download;
 mod drain;
 mod fault;
 mod health;

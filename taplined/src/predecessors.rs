@@ -32,6 +32,11 @@ pub fn note(run_directory: &Path, host: &LastHost) -> Vec<LastHost> {
     known
 }
 
+/// The hosts that have used this run directory, as far as it can be read.
+pub fn known(run_directory: &Path) -> Vec<LastHost> {
+    read(&run_directory.join(HOSTS)).unwrap_or_default()
+}
+
 fn read(path: &Path) -> io::Result<Vec<LastHost>> {
     let text = match std::fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),

@@ -43,6 +43,8 @@ struct Sent {
 #[derive(Debug)]
 struct Arrived {
     bytes: u64,
+    /// The length of the whole file, once it is known.
+    size: Option<u64>,
     last: Instant,
 }
 
@@ -80,8 +82,9 @@ impl Uploads {
     pub fn arrived(&self, uuid: Uuid) -> Result<File, Problem> {
         let sent = self.find(uuid)?;
         let Upload { received, size, .. } = sent.shown();
-        if received < size {
-            let what = format!("only {received} of {size} bytes of the upload {uuid} have arrived");
+        if size != Some(received) {
+            let whole = size.map_or_else(|| "an unknown number of".to_owned(), |size| size.to_string());
+            let what = format!("only {received} of {whole} bytes of the upload {uuid} have arrived");
             return Err(Problem::new(Code::State, what).field("upload").advise("send the rest first"));
         }
         // Reopened for reading only; the file has no other name.
@@ -112,19 +115,28 @@ impl Sent {
     }
 
     fn shown(&self) -> Upload {
-        Upload { received: self.arrived().bytes, ..self.upload.clone() }
+        let Arrived { bytes, size, .. } = *self.arrived();
+        Upload { received: bytes, size, ..self.upload.clone() }
     }
 
-    /// Refuses a piece that does not begin at the end of the previous one, or exceeds the size.
-    fn expect(&self, offset: u64, len: usize) -> Result<(), Problem> {
+    /// Refuses a piece that does not begin at the end of the previous one, or exceeds the size, or is the `last` before
+    /// it.
+    fn expect(&self, offset: u64, len: usize, last: bool) -> Result<(), Problem> {
         let Upload { received, size, uuid, .. } = self.shown();
         let wrong = |what: String| Err(Problem::new(Code::State, what).field("offset"));
         if offset != received {
             return wrong(format!("the next piece of the upload {uuid} begins at {received}, not at {offset}"));
         }
-        match u64::try_from(len).ok().and_then(|len| offset.checked_add(len)) {
-            Some(end) if end <= size => Ok(()),
-            _ => wrong(format!("a piece of {len} bytes at {offset} passes the end of the upload {uuid}, at {size}")),
+        match (u64::try_from(len).ok().and_then(|len| offset.checked_add(len)), size) {
+            (Some(_), None) => Ok(()),
+            (Some(end), Some(size)) if end < size && last => {
+                wrong(format!("the upload {uuid} ends at {size}, and its last piece at {end}"))
+            }
+            (Some(end), Some(size)) if end <= size => Ok(()),
+            (_, size) => {
+                let size = size.unwrap_or(u64::MAX);
+                wrong(format!("a piece of {len} bytes at {offset} passes the end of the upload {uuid}, at {size}"))
+            }
         }
     }
 }
@@ -132,15 +144,15 @@ impl Sent {
 /// Creates an upload, if the repository has enough space.
 pub async fn create(daemon: &Daemon, asked: UploadCreate) -> Result<Upload, Problem> {
     let UploadCreate { sr, name, size } = asked;
-    if size == 0 {
+    if size == Some(0) {
         return Err(Problem::new(Code::Invalid, "an empty file is no disk image").field("size"));
     }
     daemon.catalogue.read(move |view| view.attached_sr(sr)).await.map_err(|problem| problem.field("sr"))?;
-    daemon.srs.room(sr, size).await?;
+    daemon.srs.room(sr, size.unwrap_or_default()).await?;
     let directory = daemon.srs.directory(sr).await?;
     let file = daemon.srs.patience.ask(sr, "create a file for an upload", move || directory.scratch()).await?;
     let upload = Upload { uuid: Uuid::new_v4(), sr, name, size, received: 0, created: Timestamp::now() };
-    let arrived = Mutex::new(Arrived { bytes: 0, last: Instant::now() });
+    let arrived = Mutex::new(Arrived { bytes: 0, size, last: Instant::now() });
     let sent = Sent { upload: upload.clone(), file, arrived, turn: Arc::default() };
     {
         let mut all = daemon.uploads.all();
@@ -161,21 +173,27 @@ async fn end_when_idle(daemon: Daemon, uuid: Uuid) {
     daemon.uploads.remove(uuid);
 }
 
-/// Writes the next piece of an upload, which begins at `offset`.
-pub async fn append(daemon: &Daemon, uuid: Uuid, offset: u64, piece: Bytes) -> Result<Upload, Problem> {
+/// Writes the next piece of an upload, which begins at `offset`; the file ends with the `last` one.
+pub async fn append(daemon: &Daemon, uuid: Uuid, offset: u64, last: bool, piece: Bytes) -> Result<Upload, Problem> {
     let sent = daemon.uploads.find(uuid)?;
     // Also refused while an earlier piece is still being written whose request has ended.
     let Ok(turn) = sent.turn.clone().try_lock_owned() else {
         let what = format!("a piece of the upload {uuid} is being written");
         return Err(Problem::new(Code::Busy, what).advise("send one piece after the other"));
     };
-    sent.expect(offset, piece.len())?;
+    sent.expect(offset, piece.len(), last)?;
+    if sent.shown().size.is_none() {
+        daemon.srs.room(sent.upload.sr, piece.len() as u64).await?;
+    }
     let (sr, at_work) = (sent.upload.sr, sent.clone());
     let written = daemon.srs.patience.ask(sr, "write a piece of an upload", move || {
         let _turn = turn;
         at_work.file.write_all_at(&piece, offset).map_err(|error| file_failed("write a piece of an upload", &error))?;
         let mut arrived = at_work.arrived();
         arrived.bytes = offset + piece.len() as u64;
+        if last {
+            arrived.size = Some(arrived.bytes);
+        }
         arrived.last = Instant::now();
         Ok(())
     });

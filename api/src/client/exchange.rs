@@ -92,6 +92,12 @@ impl Client {
         Ok(self.whole(Method::GET, target, Bytes::new()).await?.body.into())
     }
 
+    /// Sends bytes, which are no JSON.
+    pub(super) async fn send_bytes<T: DeserializeOwned>(&self, target: &Target, bytes: Bytes) -> Result<T, Problem> {
+        let whole = self.whole(Method::POST, target, bytes).await?;
+        Ok(self.read(&whole.body)?)
+    }
+
     /// Makes a connection one of another protocol (RFC 9110, 7.8).
     pub(super) async fn upgrade(&self, target: &Target, protocol: &'static str) -> Result<Stream, Problem> {
         let begin = async {

@@ -41,11 +41,11 @@ impl Tx<'_> {
         let target = |schedule: Option<BackupSchedule>| schedule.map(|schedule| schedule.target);
         let is_same = target(before) == target(schedule);
         let sql = format!(
-            "UPDATE {} SET backup_schedule = ?2, backup_problem = NULL, last_backup = iif(?3, last_backup, NULL)
-             WHERE uuid = ?1",
+            "UPDATE {} SET backup_schedule = ?2, last_backup = iif(?3, last_backup, NULL),
+             backup_problem = iif(?4, backup_problem, NULL) WHERE uuid = ?1",
             table(kind)
         );
-        self.execute(&sql, (Id(uuid), schedule.map(Json), is_same)).map(drop)
+        self.execute(&sql, (Id(uuid), schedule.map(Json), is_same, before == schedule)).map(drop)
     }
 
     /// Records what became of a backup that was due by a schedule. Nothing if the object has another one by now, or

@@ -25,7 +25,7 @@ const LEN_MAX: usize = 4096;
 const MACHINE_ID: &str = "/etc/machine-id";
 
 /// A host: a catalogue, and the machine on which it is used.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LastHost {
     /// The identity that the catalogue has given it.
     pub host: Uuid,

@@ -20,6 +20,8 @@ use crate::process::failure::Failure;
 pub const PIECE: u64 = 1 << 20;
 /// The number of chunks read ahead: together with those in the channel, 32 MiB of memory.
 const AHEAD: usize = 16;
+/// The number of delivered chunks whose memory may be used again: those in the channel, and as many with the receiver.
+const DELIVERED_MAX: usize = 2 * AHEAD;
 /// Zeroes are detected at this granularity: the usual minimum allocation of file systems and guests.
 const GRAIN: usize = 64 << 10;
 /// The bytes of the disk that are looked up at once.
@@ -114,6 +116,8 @@ struct Reader<'a> {
     out: &'a SyncSender<Result<Chunk, Failure>>,
     /// The requested chunks, in order.
     ahead: VecDeque<(Chunk, ReadState)>,
+    /// The memory of delivered chunks, the oldest first: the receiver is done with that first.
+    delivered: VecDeque<Segments>,
 }
 
 /// The state of a requested chunk.
@@ -134,7 +138,13 @@ impl Reader<'_> {
         unreadable: Unreadable,
         out: &SyncSender<Result<Chunk, Failure>>,
     ) -> Result<Reader<'_>, Failure> {
-        Ok(Reader { runner: Runner::new(layers, kind)?, unreadable, out, ahead: VecDeque::new() })
+        Ok(Reader {
+            runner: Runner::new(layers, kind)?,
+            unreadable,
+            out,
+            ahead: VecDeque::new(),
+            delivered: VecDeque::new(),
+        })
     }
 
     fn run(mut self, range: Span) -> Result<(), Failure> {
@@ -160,13 +170,27 @@ impl Reader<'_> {
     fn request(&mut self, span: Span, zero: bool) -> Result<Result<(), StreamDropped>, Failure> {
         let mut bytes = None;
         if !zero {
-            let memory = Segments::zeroed(in_memory(span.len));
+            let memory = self.memory(in_memory(span.len));
             self.runner.submit(Operation::Read, span, memory.clone(), Token(span.at.0))?;
             bytes = Some(memory);
         }
         let read = if zero { ReadState::Done } else { ReadState::Submitted };
         self.ahead.push_back((Chunk { span, bytes, lost: Vec::new() }, read));
         self.deliver(AHEAD)
+    }
+
+    /// Memory of a delivered chunk that nothing else refers to, or else new memory, which the kernel clears page by page.
+    /// A read fills all of it.
+    fn memory(&mut self, len: usize) -> Segments {
+        if let Some(mut oldest) = self.delivered.pop_front() {
+            if oldest.len() == len && oldest.is_own_buffer() {
+                return oldest;
+            }
+            if self.delivered.len() < DELIVERED_MAX {
+                self.delivered.push_front(oldest);
+            }
+        }
+        Segments::zeroed(len)
     }
 
     /// Waits until at most `left` chunks are read ahead, and delivers the others.
@@ -177,6 +201,7 @@ impl Reader<'_> {
                 if read == ReadState::Failed {
                     self.salvage(&mut chunk)?;
                 }
+                self.delivered.extend(chunk.bytes.clone());
                 if self.out.send(Ok(chunk)).is_err() {
                     return Ok(Err(StreamDropped));
                 }

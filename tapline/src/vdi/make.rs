@@ -9,7 +9,8 @@ use super::source_format;
 use crate::find::Disk;
 use crate::label::NewLabels;
 use crate::session::{Session, Waiting};
-use crate::word::{self, HostPath};
+use crate::transfer::{self, Reader};
+use crate::word::{self, ImageFile};
 
 /// Arguments of `vdi create`.
 #[derive(clap::Args)]
@@ -85,9 +86,10 @@ pub struct Copy {
 pub struct Import {
     /// Name of the disk
     name: Name,
-    /// The file, which must not have a backing file
+    /// The file on the daemon's host, which must not have a backing file; '-' reads the standard input, and takes space
+    /// in the repository until the disk is complete
     #[arg(value_parser = word::image_file)]
-    path: HostPath,
+    path: ImageFile,
     /// The repository: its name or UUID prefix [default: the only attached one, ISO libraries aside]
     #[arg(long)]
     sr: Option<String>,
@@ -201,15 +203,24 @@ impl Import {
         } = self;
         let (tags, other_config) = labels.values()?;
         let source_format = source_format::required(source_format, name.as_str(), &path)?;
-        let (path, sr) = (session.path(path)?, session.sr_or_only(sr.as_deref()).await?);
+        let sr = session.sr_or_only(sr.as_deref()).await?;
+        let (path, upload) = match path {
+            ImageFile::Host(path) => (Some(session.path(path)?), None),
+            ImageFile::Standard => {
+                waiting.must_wait("an import from the standard input")?;
+                let upload =
+                    transfer::upload(session, sr, name.clone(), None, &mut Reader::of_standard_input()).await?;
+                (None, Some(upload))
+            }
+        };
         let request = VdiImport {
             uuid: None,
             sr,
             name,
             allow_duplicate_name,
             description,
-            path: Some(path),
-            upload: None,
+            path,
+            upload,
             source_format,
             really_raw,
             logical_block_size,
@@ -217,6 +228,14 @@ impl Import {
             tags,
             other_config,
         };
-        session.print_created(session.client.vdi_import(&request).await?, waiting).await
+        let begun = session.client.vdi_import(&request).await;
+        let imported = match begun {
+            Ok(begun) => session.print_created(begun, waiting).await,
+            Err(problem) => Err(problem),
+        };
+        if let (Some(upload), Err(_)) = (upload, &imported) {
+            session.client.upload_remove(upload).await.ok();
+        }
+        imported
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use api::{Code, Problem, SourceFormat};
 
-use crate::word::{self, HostPath};
+use crate::word::{self, ImageFile};
 
 /// Extensions of compressed files, and the command that unpacks them.
 const COMPRESSED: [(&str, &str); 4] = [("gz", "gzip -dk"), ("xz", "xz -dk"), ("zst", "zstd -dk"), ("bz2", "bzip2 -dk")];
@@ -22,23 +22,23 @@ const EXTENSIONS: [(&str, &str); 8] = [
 ];
 
 /// The given format, or an error with the command to type.
-pub fn required(given: Option<SourceFormat>, name: &str, path: &HostPath) -> Result<SourceFormat, Problem> {
-    let extension = extension(&path.typed);
+pub fn required(given: Option<SourceFormat>, name: &str, path: &ImageFile) -> Result<SourceFormat, Problem> {
+    let typed = match path {
+        ImageFile::Standard => "-",
+        ImageFile::Host(path) => &path.typed,
+    };
+    let extension = extension(typed);
     match (given, extension.as_str()) {
-        (_, "ova") => Err(archive(name, &path.typed)),
+        (_, "ova") => Err(archive(typed)),
         (Some(format), _) => Ok(format),
-        (None, _) => Err(missing(name, &path.typed, &extension)),
+        (None, _) => Err(missing(name, typed, &extension)),
     }
 }
 
 /// The error for an OVA: an archive of a description (OVF) and of VMDK disks.
-fn archive(name: &str, path: &str) -> Problem {
-    Problem::new(Code::Invalid, format!("cannot import {path}: it is an archive with disks in it, not a disk")).advise(
-        format!(
-            "unpack it: tar -xvf {path}; then import each disk: tapline vdi import {name} DISK.vmdk --source-format \
-             vmdk"
-        ),
-    )
+fn archive(path: &str) -> Problem {
+    Problem::new(Code::Invalid, format!("cannot import {path}: it is an archive with disks in it, not a disk"))
+        .advise(format!("import the machine with all its disks: tapline vm import {path}"))
 }
 
 fn missing(name: &str, path: &str, extension: &str) -> Problem {
@@ -72,7 +72,7 @@ mod test {
     use super::*;
 
     fn advice(given: Option<SourceFormat>, path: &str) -> String {
-        required(given, "web", &word::path(path).unwrap()).unwrap_err().advice.unwrap()
+        required(given, "web", &word::image_file(path).unwrap()).unwrap_err().advice.unwrap()
     }
 
     #[test]
@@ -89,13 +89,13 @@ mod test {
     #[test]
     fn an_ova_is_refused_whatever_format_was_given() {
         for given in [None, Some(SourceFormat::Vmdk), Some(SourceFormat::Raw)] {
-            assert!(advice(given, "web.OVA").contains("tar -xvf web.OVA"));
+            assert!(advice(given, "web.OVA").contains("tapline vm import web.OVA"));
         }
     }
 
     #[test]
     fn a_given_format_is_used() {
-        let path = word::path("/srv/a.qcow2").unwrap();
+        let path = word::image_file("/srv/a.qcow2").unwrap();
         assert_eq!(required(Some(SourceFormat::Raw), "web", &path), Ok(SourceFormat::Raw));
     }
 }

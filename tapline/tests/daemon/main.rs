@@ -1,5 +1,6 @@
 //! Tests of `tapline` and the API client, with a daemon that plays recorded responses and with `taplined` itself.
 
+mod archive;
 mod console;
 mod follow;
 mod health;

@@ -73,6 +73,7 @@ const ACCESSES: &[(&str, Access)] = &[
     ("token_list", Root), ("token_show", Root), ("token_create", Root), ("token_revoke", Root),
     ("upload_list", Read), ("upload_show", Read), ("upload_create", Administer),
     ("upload_append", Administer), ("upload_remove", Administer),
+    ("download_list", Read), ("download_show", Read), ("download_read", Administer), ("download_remove", Administer),
     ("vbd_list", Read), ("vbd_show", Read), ("vbd_connect", Read), ("vbd_create", Administer),
     ("vbd_plug_many", Administer), ("vbd_unplug_many", Administer), ("vbd_destroy", Administer),
     ("vbd_patch", Administer), ("vbd_plug", Operate(Kind::Vbd)), ("vbd_unplug", Operate(Kind::Vbd)),

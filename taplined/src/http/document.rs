@@ -23,6 +23,7 @@ use Code::{Busy, Exists, Failed, Forbidden, InUse, Internal, Invalid, NoSpace, N
     (name = "sr", description = "Storage repositories, which contain disks"),
     (name = "vdi", description = "Virtual disk images"),
     (name = "upload", description = "Files that clients send, to be imported"),
+    (name = "download", description = "Exported disks that clients fetch"),
     (name = "vbd", description = "Virtual block devices, which attach disks to VMs"),
     (name = "vm", description = "Virtual machines"),
     (name = "backup", description = "Backups of disks on other storage"),
@@ -80,6 +81,7 @@ const PROBLEMS: &[(&str, &[Code])] = &[
     ("vdi_import", &[NotFound, Exists, State, Code::Unsupported, NoSpace]),
     ("upload_create", &[NotFound, NoSpace, State, Code::Overloaded]),
     ("upload_append", &[Busy, NoSpace, State, Failed, Timeout]),
+    ("download_read", &[State, Failed, Timeout]),
     ("vdi_patch", &[InUse, State]),
     ("vdi_destroy", &[InUse, Busy, ReadOnly]),
     ("vdi_resize", &[Busy, State, ReadOnly, Code::Unsupported, NoSpace]),
@@ -87,7 +89,7 @@ const PROBLEMS: &[(&str, &[Code])] = &[
     ("vdi_clone", &[Exists, Busy, State, Code::Unsupported, NoSpace]),
     ("vdi_revert", &[InUse, Busy, State, NoSpace]),
     ("vdi_copy", &[Exists, InUse, Busy, State, NoSpace]),
-    ("vdi_export", &[Exists, InUse, Busy, State]),
+    ("vdi_export", &[Exists, InUse, Busy, State, NoSpace, Code::Overloaded]),
     ("vdi_merge", &[Busy, State]),
     ("vdi_reconcile", &[Busy, State]),
     ("vbd_create", &[NotFound, Exists, ReadOnly, Code::Unsupported]),
@@ -170,7 +172,7 @@ fn relax_bodies(document: &mut OpenApiDocument) {
 /// Adds headers, examples and problems to an operation.
 fn complete(path: &str, method: &str, operation: &mut Value) {
     let id = operation["operationId"].as_str().unwrap_or_default().to_owned();
-    let without = ["/v1/tokens", "/v1/uploads", "/v1/backup-targets"];
+    let without = ["/v1/tokens", "/v1/uploads", "/v1/downloads", "/v1/backup-targets"];
     let has_versions = !without.iter().any(|list| path.starts_with(list));
     let (changes, of_object) = (method != "get", path.contains("{uuid}") && has_versions);
     let is_document = !changes && is_object(&operation["responses"]["200"]["content"]["application/json"]["schema"]);
@@ -458,6 +460,7 @@ mod test {
             Token,
             TokenCreate,
             TokenMade,
+            Download,
             Upload,
             UploadCreate,
             Vbd,

@@ -261,6 +261,7 @@ async fn sr_detach(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
         let _claim = claim;
         context.step("detach", false).await?;
         at_work.uploads.remove_of(uuid);
+        at_work.downloads.remove_of(uuid);
         at_work.srs.detach(uuid).await.map(|()| json!({ "uuid": uuid }))
     };
     begin(&daemon, uuid, "sr-detach", work).await

@@ -43,6 +43,9 @@ impl<S: Send + Sync> FromRequest<S> for Piece {
 struct AppendOffset {
     /// Where in the file the piece begins, in bytes: where the last one has ended.
     offset: u64,
+    /// Whether the file ends with this piece, which may be empty.
+    #[serde(default)]
+    last: bool,
 }
 
 /// Lists the uploads.
@@ -78,7 +81,7 @@ async fn upload_append(
     QueryParams(at): QueryParams<AppendOffset>,
     Piece(piece): Piece,
 ) -> Answer<Json<Upload>> {
-    Ok(Json(upload::append(&daemon, uuid, at.offset, piece).await?))
+    Ok(Json(upload::append(&daemon, uuid, at.offset, at.last, piece).await?))
 }
 
 /// Removes an upload.

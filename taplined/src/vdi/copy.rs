@@ -8,7 +8,8 @@ use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
-use api::{About, AbsolutePath, Code, ImageFormat, LogicalBlockSize, Problem, SourceFormat};
+use api::{About, AbsolutePath, Code, Download, ImageFormat, LogicalBlockSize, Problem, SourceFormat};
+use jiff::Timestamp;
 use repo::replace::sync_parent;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -22,6 +23,7 @@ use super::{Chain, about_vdi, file_name};
 use crate::daemon::Daemon;
 use crate::disk::handing::Handing;
 use crate::disk::names;
+use crate::download;
 use crate::task::job::{Job, declare_steps};
 use crate::task::{Context, blocking};
 
@@ -47,13 +49,16 @@ pub struct Import {
     pub target: Target,
 }
 
-/// The intent of `vdi-export`: writes a VDI into a new file of the host.
+/// The intent of `vdi-export`: writes a VDI into a new file of the host, or into a download.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Export {
     /// The VDI to write.
     pub source: Uuid,
-    /// The file.
+    /// The file; of a download, its name in messages.
     pub path: AbsolutePath,
+    /// The download, if it is one.
+    #[serde(default)]
+    pub download: Option<Uuid>,
     /// Its format.
     pub format: ImageFormat,
     /// Distinguishes the unfinished file from all others.
@@ -225,7 +230,28 @@ impl Export {
         name.into()
     }
 
+    /// Writes the disk into a download, which is complete then.
+    async fn fill(&self, daemon: &Daemon, context: &Context, download: Uuid) -> Result<(), Problem> {
+        let vdi = self.source;
+        let sr = daemon.catalogue.read(move |view| view.vdi(vdi)).await?.sr;
+        daemon.downloads.must_have_room()?;
+        let directory = daemon.srs.directory(sr).await?;
+        let file = daemon.srs.patience.ask(sr, "create a file for a download", move || directory.scratch()).await?;
+        let failed = |error| Problem::failed("examine a download", error);
+        let (source, mut handing) = source_of(daemon, vdi).await?;
+        handing.file(self.path.as_path(), true, file.try_clone().map_err(failed)?);
+        let name = names::image_name(self.format, self.path.as_path().to_owned()).word();
+        convert(daemon, context, source, name, handing).await?;
+        let size = file.metadata().map_err(failed)?.len();
+        let made = Download { uuid: download, vdi, sr, format: self.format, size, created: Timestamp::now() };
+        download::offer(daemon, made, file);
+        Ok(())
+    }
+
     async fn copy(&self, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
+        if let Some(download) = self.download {
+            return self.fill(daemon, context, download).await;
+        }
         let (source, mut handing) = source_of(daemon, self.source).await?;
         let path = self.unfinished();
         let name = names::image_name(self.format, path.clone()).word();
@@ -281,9 +307,9 @@ impl Job for Export {
     const VERB: &'static str = "vdi-export";
     const NO_RETURN: ExportStep = ExportStep::Name;
 
-    /// The name is taken.
+    /// The name is taken, or the download went with the daemon that had it.
     fn is_hopeless(&self, problem: &Problem) -> bool {
-        problem.code == Code::Exists
+        matches!(problem.code, Code::Exists | Code::NotFound)
     }
 
     fn changes(&self) -> Vec<Uuid> {
@@ -298,13 +324,20 @@ impl Job for Export {
         match step {
             ExportStep::Copy => context.unless_cancelled(self.copy(daemon, context)).await,
             ExportStep::Name => {
+                if let Some(download) = self.download {
+                    return daemon.downloads.show(download).map(drop);
+                }
                 let job = self.clone();
                 blocking("rename a file", move || job.name()).await
             }
         }
     }
 
-    async fn undo(&self, _: &Daemon) -> Result<(), Problem> {
+    async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
+        if let Some(download) = self.download {
+            daemon.downloads.remove(download);
+            return Ok(());
+        }
         let path = self.unfinished();
         blocking("remove a file", move || match std::fs::remove_file(&path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -316,7 +349,10 @@ impl Job for Export {
     }
 
     fn result(&self) -> Value {
-        let mut result = json!({ "uuid": self.source, "path": self.path });
+        let mut result = match self.download {
+            Some(download) => json!({ "uuid": self.source, "download": download }),
+            None => json!({ "uuid": self.source, "path": self.path }),
+        };
         if let Some(warning) = self.warning() {
             result["warning"] = warning.into();
         }

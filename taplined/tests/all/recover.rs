@@ -272,6 +272,7 @@ fn a_copy_from_the_middle_of_a_plug_or_unplug_ends_no_disk() {
 fn a_catalogue_rebuilt_from_repositories_adopts_running_disks() {
     let mut bed = bed();
     let (vdis, pids) = (bed.vdis(), disks::processes(&bed.daemon));
+    let host = bed.daemon.get("/host").1["uuid"].clone();
     disks::inventory_agrees(&bed.daemon);
     bed.daemon.kill();
     fs::remove_dir_all(bed.daemon.room().join("state")).unwrap();
@@ -286,6 +287,8 @@ fn a_catalogue_rebuilt_from_repositories_adopts_running_disks() {
     assert_eq!(bed.vdis(), vdis, "{}", bed.daemon.log());
     assert_eq!(disks::state(&bed.daemon, &bed.vbd), "plugged", "{}", bed.daemon.log());
     bed.is_whole(&pids);
+    // So that the backups of its disks are theirs.
+    assert_eq!(bed.daemon.get("/host").1["uuid"], host);
     assert_eq!(bed.daemon.get(&format!("/srs/{}", bed.sr)).1["state"], "attached");
     bed.daemon.stop();
     let (code, said) = bed.daemon.command(&["--rebuild", path.to_str().unwrap()]);

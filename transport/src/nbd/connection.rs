@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use ::nbd::tls::{KEPT_MAX, ServerTls as Tls};
 use disk::{Geometry, Request};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
+use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 
 use super::error::DisconnectReason;
 use super::export::Export;
@@ -206,7 +206,7 @@ impl Connection {
     /// Sends pending replies until the socket accepts no more.
     pub(super) fn send(&mut self, staging: &mut [u8]) -> Result<(), DisconnectReason> {
         match &self.tls {
-            None => self.send_clear(staging),
+            None => self.send_clear(),
             Some(_) => self.send_encrypted(staging),
         }
     }
@@ -233,12 +233,12 @@ impl Connection {
         Ok(())
     }
 
-    /// Here a read's data is copied, once.
-    fn send_clear(&mut self, staging: &mut [u8]) -> Result<(), DisconnectReason> {
+    /// Here a read's data is copied by the kernel only.
+    fn send_clear(&mut self) -> Result<(), DisconnectReason> {
         let Some(socket) = &self.socket else { return Ok(()) };
         while self.writable && !self.session.outgoing().is_empty() {
-            let len = self.session.outgoing().fill(staging);
-            match send(socket, staging.get(..len).unwrap_or_default(), SendFlags::NOSIGNAL) {
+            let sent = memory::send(socket.as_fd(), &self.session.outgoing().pieces());
+            match sent.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO)) {
                 Ok(sent) => self.session.outgoing().sent(sent),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => self.writable = false,

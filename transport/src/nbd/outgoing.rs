@@ -5,13 +5,16 @@
 
 use std::collections::VecDeque;
 
-use memory::Segments;
+use memory::{Piece, Segments};
 use smallvec::SmallVec;
 
 use super::spare_memory::SpareMemory;
 
 /// The bytes of a reply before the data of a read: usually a header and an offset, which need no heap memory.
 pub(super) type Head = SmallVec<[u8; 40]>;
+
+/// The most replies that are sent with one system call.
+const TOGETHER: usize = 32;
 
 /// Replies that have not been sent completely.
 #[derive(Debug, Default)]
@@ -68,6 +71,21 @@ impl Outgoing {
 
     pub(super) fn spare_mut(&mut self) -> &mut SpareMemory {
         &mut self.spare
+    }
+
+    /// The next bytes to send: those of as many replies as one system call takes.
+    pub(super) fn pieces(&self) -> SmallVec<[Piece<'_>; 2 * TOGETHER]> {
+        let mut skip = self.sent;
+        let mut pieces = SmallVec::new();
+        for reply in self.replies.iter().take(TOGETHER) {
+            let from = skip.saturating_sub(reply.head.len());
+            pieces.push(Piece::Bytes(reply.head.get(skip..).unwrap_or_default()));
+            skip = 0;
+            if let Some(rest) = reply.data.len().checked_sub(from).filter(|rest| *rest > 0) {
+                pieces.push(Piece::Memory(reply.data.slice(from, rest)));
+            }
+        }
+        pieces
     }
 
     /// Copies the next bytes to send to the front of `bytes`; returns their number.

@@ -7,8 +7,8 @@
 
 use memory::Segments;
 
-/// The maximum number of bytes kept: enough for a busy client with small requests.
-const KEPT_MAX: usize = 512 << 10;
+/// The maximum number of bytes kept. The kernel clears the pages of other memory one by one.
+const KEPT_MAX: usize = 4 << 20;
 /// The maximum kept when idle: enough for one request at a time. An idle disk is not woken to free less.
 const IDLE_MAX: usize = 64 << 10;
 
@@ -21,9 +21,10 @@ pub(super) struct SpareMemory {
 
 impl SpareMemory {
     /// Page-aligned memory with undefined contents. It is reused only for the same length, as a client's requests
-    /// mostly have one length.
+    /// mostly have one length; memory of another one is given up.
     pub(super) fn take(&mut self, len: usize) -> Segments {
         if self.kept.last().is_none_or(|last| last.len() != len) {
+            (self.kept, self.bytes) = (Vec::new(), 0);
             return Segments::zeroed(len);
         }
         self.bytes -= len;
@@ -72,7 +73,7 @@ mod test {
         assert!(spare.kept.is_empty());
         spare.keep(Segments::zeroed(2 * PAGE));
         assert_eq!(spare.take(PAGE).len(), PAGE);
-        assert_eq!(spare.bytes, 2 * PAGE);
+        assert_eq!(spare.bytes, 0, "of another length");
     }
 
     #[test]

@@ -41,6 +41,9 @@ async fn outcomes_go_with_their_target_and_a_scheduled_target_is_kept() {
         assert_eq!(state(tx)?, (Some(due), Some(why.clone())));
         set(tx, &first, BackupOutcome::MadeLate(due))?;
         assert_eq!(state(tx)?, (Some(due), Some(why.clone())));
+        // The same once more: it is still why the last one was not made.
+        tx.patch_vm(vm.uuid, &patch(Some(first)))?;
+        assert_eq!(state(tx)?, (Some(due), Some(why.clone())));
         // Another number, and then another target.
         let second = daily(one.uuid, 8);
         tx.patch_vm(vm.uuid, &patch(Some(second)))?;

@@ -67,6 +67,11 @@ pub async fn import(daemon: &Daemon, asked: VdiImport) -> Result<Task, Problem> 
     daemon.tasks.start_job(daemon, job, held).await
 }
 
+fn one_target(which: &str) -> Problem {
+    let what = format!("an export needs the path of a file on the host or is a download: {which}");
+    Problem::new(Code::Invalid, what).field("path")
+}
+
 fn one_source(which: &str) -> Problem {
     let what = format!("an import needs the path of a file on the host or an upload: {which}");
     Problem::new(Code::Invalid, what).field("path")
@@ -78,10 +83,24 @@ pub async fn export(daemon: &Daemon, uuid: Uuid, asked: VdiExport) -> Result<Tas
     must_be_ready(&vdi)?;
     must_not_change(&vdi)?;
     must_hold(asked.format, vdi.size)?;
-    let path = asked.path.clone();
-    blocking("look at the path of an export", move || can_be_created(&path)).await?;
+    let (path, download) = match (asked.path, asked.download) {
+        (Some(path), false) => {
+            let wanted = path.clone();
+            blocking("look at the path of an export", move || can_be_created(&wanted)).await?;
+            (path, None)
+        }
+        (None, true) => {
+            daemon.downloads.must_have_room()?;
+            daemon.srs.room(vdi.sr, takes(daemon, uuid).await?.saturating_add(EMPTY)).await?;
+            let (download, path) = (Uuid::new_v4(), format!("/download/{uuid}"));
+            (path.parse().map_err(|why| Problem::failed("name a download", why))?, Some(download))
+        }
+        (Some(_), true) => return Err(one_target("both are given")),
+        (None, false) => return Err(one_target("neither is given")),
+    };
     let block = block_size(daemon, &vdi).await?;
-    let job = Export { source: uuid, path: asked.path, format: asked.format, token: Uuid::new_v4(), block };
+    let (source, format, token) = (uuid, asked.format, Uuid::new_v4());
+    let job = Export { source, path, download, format, token, block };
     daemon.tasks.start_job(daemon, job, |job, task, tx| hold_source(tx, job.source, task)).await
 }
 

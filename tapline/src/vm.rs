@@ -122,7 +122,7 @@ pub enum VmVerb {
     /// Back up all writable disks of a machine at one moment, with what the machine is; a running guest is paused for
     /// that moment
     Backup(backup::Backup),
-    /// Create a halted machine from a backup, with new disks, and print its UUID
+    /// Create a halted machine from a backup, with new disks, and print its UUID; or replace the contents of its disks
     Restore(backup::Restore),
     /// Remove a halted or suspended machine, its saved memory and its block devices; its disks stay
     #[command(visible_alias = "rm", aliases = ["delete", "remove"])]

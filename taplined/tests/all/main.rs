@@ -21,6 +21,7 @@ mod harness;
 mod history;
 mod hosts;
 mod http;
+mod in_place;
 mod incremental;
 mod inventory;
 mod journal;

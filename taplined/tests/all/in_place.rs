@@ -152,8 +152,10 @@ fn disks_of_each_format_are_restored() {
         let then = bytes(&room.daemon, &vdi);
         // A raw disk has no snapshots here: it is backed up while nothing can write to it.
         let read_only = |now: bool| {
-            let (status, said) = room.daemon.patch(&format!("/vdis/{vdi}"), json!({ "read_only": now }));
-            assert_eq!(status, 200, "{said}");
+            let asked = json!({ "read_only": now });
+            wait_until("it is not read any more", || {
+                room.daemon.patch(&format!("/vdis/{vdi}"), asked.clone()).0 == 200
+            });
         };
         read_only(format == "raw");
         let backup = room.backed_up(&vdi);
@@ -268,15 +270,22 @@ fn disturbed(room: &Room, backup: &Value, disturb: impl FnOnce(&Value)) -> Value
     let stopped = room.stop_at_key();
     let begun = std::thread::scope(|scope| {
         let begun = scope.spawn(|| room.in_place(&room.vdi, backup));
-        // Its properties are read, and the list of backups.
-        stopped.let_go();
-        stopped.let_go();
+        // A process reads the properties of the backup, and another one the list of backups.
+        let mut before = Vec::new();
+        for _ in 0..2 {
+            wait_until("a process waits for the key", || {
+                let now = jobs(&room.daemon);
+                now.len() == 1 && now != before
+            });
+            before = jobs(&room.daemon);
+            stopped.let_go();
+        }
         begun.join().unwrap()
     });
     assert_eq!(begun.0, 202, "{}", begun.1);
     wait_until("the new image is served", || {
         fs::read_dir(room.daemon.room().join("run/restore")).is_ok_and(|mut all| all.next().is_some())
-            && !jobs(&room.daemon).is_empty()
+            && jobs(&room.daemon).len() == 1
     });
     disturb(&begun.1);
     if !jobs(&room.daemon).is_empty() {
@@ -310,8 +319,8 @@ fn a_restore_that_does_not_end_well_leaves_the_disk_as_it_was() {
     // Nobody gets the disk meanwhile.
     let ended = disturbed(&room, &backup, |_| {
         let guest = vbd(&room.daemon, &room.vdi, "nbd");
-        let refused = room.daemon.failed(room.daemon.post(&format!("{guest}/plug"), json!({})));
-        assert!(refused["detail"].as_str().unwrap().contains("vdi-restore-in-place"), "{refused}");
+        let (status, refused) = room.daemon.post(&format!("{guest}/plug"), json!({}));
+        assert!(status == 409 && refused["detail"].as_str().unwrap().contains("vdi-restore-in-place"), "{refused}");
         assert_eq!(room.daemon.delete(&guest).0, 204);
         jobs(&room.daemon).iter().for_each(|pid| kill(pid));
         wait_until("its process has ended", || jobs(&room.daemon).is_empty());

@@ -535,6 +535,8 @@ fn scenario(bed: &Bed, verb: &str) -> Ask {
         }
         "vdi-restore-in-place" => {
             let (target, backup) = crate::backups::backed_up(&bed.daemon, &vdi);
+            // The snapshot of the backup is merged.
+            bed.daemon.settle();
             bed.write(&vdi, 3, 3);
             let target = target.trim_start_matches("/backup-targets/");
             post(format!("/vdis/{vdi}/restore"), json!({ "target": target, "backup": backup }))

@@ -93,8 +93,8 @@ impl Tx<'_> {
         Ok(tracking)
     }
 
-    /// A new snapshot gets the maps of its VDI, except for the one that began with it; and the reason why changes before
-    /// the first of them are not known, if that is so.
+    /// A new snapshot gets the maps of its VDI, except for the one that began with it; and the reason why changes
+    /// before the first of them are not known, if that is so.
     pub fn give_maps_to_snapshot(&mut self, vdi: Uuid, snapshot: Uuid) -> Result<(), Problem> {
         let mut ended = Vec::new();
         let of_vdi = self.change_tracking(vdi, |tracking| {

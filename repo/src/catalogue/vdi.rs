@@ -364,8 +364,8 @@ impl Tx<'_> {
         self.exchange_vdi(uuid, image, block, &format!("it was reverted to snapshot {snapshot}"))
     }
 
-    /// Has a VDI show an image of another content, for guests with sectors of this size. Its maps of changed blocks end,
-    /// for the reason `why`: they do not name what differs now.
+    /// Has a VDI show an image of another content, for guests with sectors of this size. Its maps of changed blocks
+    /// end, for the reason `why`: they do not name what differs now.
     pub fn exchange_vdi(
         &mut self,
         uuid: Uuid,

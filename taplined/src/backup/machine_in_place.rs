@@ -1,5 +1,5 @@
-//! `vm-restore-in-place`: the content of all disks of a halted VM is replaced by that of a backup of it. What the VM is,
-//! its hardware among it, stays, as after `vm-revert`.
+//! `vm-restore-in-place`: the content of all disks of a halted VM is replaced by that of a backup of it. The rest of
+//! the VM stays, as after `vm-revert`.
 //!
 //! It combines what [`super::in_place`] does for a disk, step by step:
 //!

@@ -182,8 +182,8 @@ async fn vm_backup(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body
     begun(backup::back_up_vm(&daemon, uuid, asked).await?)
 }
 
-/// Replaces the contents of a VDI that is not plugged by those of a backup of it. It gets the size and the sector size of
-/// the backup, and is otherwise the same: its snapshots, VBDs and schedules stay. Data written since is lost.
+/// Replaces the contents of a VDI that is not plugged by those of a backup of it. It gets the size and the sector size
+/// of the backup, and is otherwise the same: its snapshots, VBDs and schedules stay. Data written since is lost.
 #[utoipa::path(
     post, path = "/vdis/{uuid}/restore", tag = "backup", params(Id), request_body = VdiRestoreInPlace,
     responses((status = 202, body = Task))

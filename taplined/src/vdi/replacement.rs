@@ -1,5 +1,5 @@
-//! A planned image of a VDI that takes the place of its present one: the data to create it, to exchange both, or to roll
-//! that back.
+//! A planned image of a VDI that takes the place of its present one: the data to create it, to exchange both, or to
+//! roll that back.
 //!
 //! It does not know where the content comes from. Invariants: the VDI has its present image, untouched, until the
 //! exchange, which is one commit; the file of that image is removed only after it.

@@ -51,7 +51,7 @@ pub struct Restore {
         conflicts_with_all = ["name", "logical_block_size", "format", "description", "tag", "config"])]
     in_place: Option<String>,
     /// Accept a backup of another disk, or of another host
-    #[arg(long, requires = "in_place")]
+    #[arg(long, requires = "in_place", conflicts_with = "name")]
     other_disk: bool,
     /// The repository: its name or UUID prefix [default: the only attached one, ISO libraries aside]
     #[arg(long)]

@@ -107,13 +107,13 @@ impl Restore {
             (Some(disk), _) => self.in_place(session, target, disk).await,
             (None, Some(name)) => {
                 let name = name.clone();
-                self.as_new(session, target, name).await
+                self.create(session, target, name).await
             }
             (None, None) => Err(Problem::new(Code::Invalid, "give the new disk a name: --name")),
         }
     }
 
-    async fn as_new(self, session: &Session, target: Uuid, name: Name) -> Result<(), Problem> {
+    async fn create(self, session: &Session, target: Uuid, name: Name) -> Result<(), Problem> {
         let Restore { backup, sr, logical_block_size, format, description, labels, waiting, .. } = self;
         let (tags, other_config) = labels.values()?;
         let sr = session.sr_or_only(sr.as_deref()).await?;

@@ -89,13 +89,13 @@ impl Restore {
             (Some(vm), _) => self.in_place(session, target, vm).await,
             (None, Some(name)) => {
                 let name = name.clone();
-                self.as_new(session, target, name).await
+                self.create(session, target, name).await
             }
             (None, None) => Err(Problem::new(Code::Invalid, "give the new machine a name: --name")),
         }
     }
 
-    async fn as_new(self, session: &Session, target: Uuid, name: Name) -> Result<(), Problem> {
+    async fn create(self, session: &Session, target: Uuid, name: Name) -> Result<(), Problem> {
         let Restore { backup, sr, description, waiting, .. } = self;
         let sr = session.sr_or_only(sr.as_deref()).await?;
         let asked = VmRestore { backup, sr, name, uuid: None, description };

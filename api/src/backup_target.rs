@@ -264,6 +264,30 @@ pub struct VdiRestore {
     pub other_config: OtherConfig,
 }
 
+/// Replaces the contents of a VDI by those of a backup of it. What was written since is lost.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VdiRestoreInPlace {
+    /// The backup target.
+    pub target: Uuid,
+    /// The backup.
+    pub backup: BackupId,
+    /// Accept a backup of another disk, or of another host.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub other_disk: bool,
+}
+
+/// Replaces the contents of all disks that a halted VM can write by those of a backup of it. What was written since is
+/// lost.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VmRestoreInPlace {
+    /// The backup target.
+    pub target: Uuid,
+    /// The backup of any of its disks: the others are found by it.
+    pub backup: BackupId,
+}
+
 #[cfg(test)]
 mod test {
     use super::*;

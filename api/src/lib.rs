@@ -43,7 +43,7 @@ pub use autostart::Autostart;
 pub use backup_place::{BackupPlace, Region, S3Access, ServerUrl};
 pub use backup_target::{
     BackupId, BackupMoment, BackupPrune, BackupRemove, BackupTarget, BackupTargetAdd, DiskBackup, VdiBackup,
-    VdiRestore, VmBackup, VmRestore,
+    VdiRestore, VdiRestoreInPlace, VmBackup, VmRestore, VmRestoreInPlace,
 };
 pub use calibration::{
     CalibrationOperation, SizeRule, SrCalibrate, SrCalibrated, SrCalibration, SrMeasured, SrPolicy, Storage,

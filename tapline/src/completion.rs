@@ -70,8 +70,8 @@ fn with_completers(command: Command) -> Command {
     command.mut_args(with_completer).mut_subcommands(move |verb| {
         let of_noun = Objects::of(&noun);
         let verb = verb.mut_args(|arg| match (arg.get_id().as_str(), of_noun) {
-            // The filter of a list.
-            ("text", Some(objects)) => arg.add(ArgValueCompleter::new(objects)),
+            // The filter of a list, and what is replaced by a restore.
+            ("text" | "in_place", Some(objects)) => arg.add(ArgValueCompleter::new(objects)),
             _ => arg,
         });
         with_completers(verb)

@@ -6,8 +6,10 @@ use api::{
     Region, S3Access, ServerUrl,
 };
 use arguments::number;
+use control::printable;
 use control::size::readable;
 use serde_json::Value;
+use uuid::Uuid;
 
 use crate::column::{Column, Names};
 use crate::session::{Listing, Outcome, Session, Waiting, print};
@@ -296,4 +298,15 @@ fn clean(verified: &Value) -> String {
         0 => format!("clean: {backups} backups, {read} in {packs} packs\n"),
         objects => format!("{objects} objects are damaged, and each of {backups} backups can be restored\n"),
     }
+}
+
+/// Formats a backup by its ID, with the name of its disk and its moment if it is on the target.
+pub async fn named_backup(session: &Session, target: Uuid, id: &BackupId) -> Result<String, Problem> {
+    let all = session.client.backups(target, None).await?;
+    let found = all.iter().find(|backup| backup.id.to_string().starts_with(&id.to_string()));
+    Ok(match found {
+        Some(backup) => format!("backup {id} of '{}' at {:.0}", printable(&backup.name), backup.time),
+        // The daemon refuses it in its own words.
+        None => format!("backup {id}"),
+    })
 }

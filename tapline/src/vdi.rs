@@ -105,7 +105,7 @@ pub enum VdiVerb {
     },
     /// Back a disk up to a target and print the backup's ID; the disk may be plugged
     Backup(Backup),
-    /// Restore a backup to a new disk and print its UUID
+    /// Restore a backup to a new disk and print its UUID; or replace the contents of a disk
     Restore(Restore),
     /// Shorten a disk's backing chain; it may be plugged
     Merge {

@@ -126,7 +126,7 @@ pub enum VmVerb {
     /// Back up all writable disks of a machine at one moment, with what the machine is; a running guest is paused for
     /// that moment
     Backup(backup::Backup),
-    /// Create a halted machine from a backup, with new disks, and print its UUID
+    /// Create a halted machine from a backup, with new disks, and print its UUID; or replace the contents of its disks
     Restore(backup::Restore),
     /// Write a machine with all its disks, as they are at one moment, into one archive
     Export(export::Export),

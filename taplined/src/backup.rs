@@ -6,7 +6,9 @@
 //! which it is recognized at each use.
 
 mod changes;
+mod in_place;
 mod machine;
+mod machine_in_place;
 mod machine_restore;
 mod program;
 mod restore;
@@ -25,7 +27,9 @@ use uuid::Uuid;
 
 use crate::daemon::Daemon;
 
+pub use in_place::{RestoreInPlace, restore_in_place};
 pub use machine::back_up as back_up_vm;
+pub use machine_in_place::{RestoreVmInPlace, restore_vm_in_place};
 pub use machine_restore::{RestoreVm, restore_vm};
 pub use restore::{Restore, restore};
 pub use snapshot::sweep;

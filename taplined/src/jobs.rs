@@ -70,7 +70,9 @@ macro_rules! with_kinds {
     ($with:ident) => {
         $with!(
             backup::Restore,
+            backup::RestoreInPlace,
             backup::RestoreVm,
+            backup::RestoreVmInPlace,
             sr::Create,
             sr::Destroy,
             sr::Introduce,

@@ -72,6 +72,7 @@ pub use directory::user;
 pub use hardware::check;
 pub use hot::{attach, detach, expect_room, has_lost, request_release};
 pub use memory::forget_file;
+pub use moment::{Found, distinct};
 pub use network::{settle_mac, without_mac};
 pub use recover::recover;
 pub use revert::{DestroySnapshot, Revert, destroy_scheduled_snapshot, destroy_snapshot, revert};
@@ -150,7 +151,7 @@ impl Vms {
     }
 
     /// Releases a VM kept reserved for a job, if it is.
-    fn end_reservation(&self, job: Uuid) {
+    pub fn end_reservation(&self, job: Uuid) {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&job);
     }
 

@@ -6,8 +6,8 @@ use uuid::Uuid;
 use super::target::Target;
 use super::{Answer, Client};
 use crate::{
-    BackupPrune, BackupRemove, BackupTarget, BackupTargetAdd, DiskBackup, Problem, Vdi, VdiBackup, VdiRestore, Vm,
-    VmBackup, VmRestore,
+    BackupPrune, BackupRemove, BackupTarget, BackupTargetAdd, DiskBackup, Problem, Vdi, VdiBackup, VdiRestore,
+    VdiRestoreInPlace, Vm, VmBackup, VmRestore, VmRestoreInPlace,
 };
 
 const TARGETS: &str = "backup-targets";
@@ -67,6 +67,11 @@ impl Client {
         self.begin(Method::POST, &Target::verb(TARGETS, target, "restore-vm"), asked).await
     }
 
+    /// Replaces the contents of the disks of a machine by those of a backup of it.
+    pub async fn vm_restore_in_place(&self, vm: Uuid, asked: &VmRestoreInPlace) -> Result<Answer<Vm>, Problem> {
+        self.begin(Method::POST, &Target::verb("vms", vm, "restore"), asked).await
+    }
+
     /// Backs a disk up.
     pub async fn vdi_backup(&self, vdi: Uuid, asked: &VdiBackup) -> Result<Answer<serde_json::Value>, Problem> {
         self.begin(Method::POST, &Target::verb("vdis", vdi, "backup"), asked).await
@@ -75,5 +80,10 @@ impl Client {
     /// Restores a backup to a new disk.
     pub async fn vdi_restore(&self, target: Uuid, asked: &VdiRestore) -> Result<Answer<Vdi>, Problem> {
         self.begin(Method::POST, &Target::verb(TARGETS, target, "restore"), asked).await
+    }
+
+    /// Replaces the contents of a disk by those of a backup.
+    pub async fn vdi_restore_in_place(&self, vdi: Uuid, asked: &VdiRestoreInPlace) -> Result<Answer<Vdi>, Problem> {
+        self.begin(Method::POST, &Target::verb("vdis", vdi, "restore"), asked).await
     }
 }

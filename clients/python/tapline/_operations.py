@@ -991,6 +991,20 @@ class Operations(Transport):
         body = _given({"size": size})
         return self.request("POST", f"/v1/vdis/{uuid}/resize", body=body, if_match=if_match)
 
+    def vdi_restore_in_place(self, uuid, *, backup, target, other_disk=UNSET, if_match=None):
+        """Replaces the contents of a VDI that is not plugged by those of a backup of it. It gets the size and the
+        sector size of the backup, and is otherwise the same: its snapshots, VBDs and schedules stay. Data written since
+        is lost.
+
+        backup: The backup.
+        other_disk: Accept a backup of another disk, or of another host.
+        target: The backup target.
+
+        Returns a `Task` to wait for.
+        """
+        body = _given({"backup": backup, "other_disk": other_disk, "target": target})
+        return self.request("POST", f"/v1/vdis/{uuid}/restore", body=body, if_match=if_match)
+
     def vdi_revert(self, uuid, *, snapshot, if_match=None):
         """Reverts an unplugged VDI to one of its snapshots. Data written since then is lost.
 
@@ -1155,6 +1169,19 @@ class Operations(Transport):
         Returns a `Task` to wait for.
         """
         return self.request("POST", f"/v1/vms/{uuid}/pause", if_match=if_match)
+
+    def vm_restore_in_place(self, uuid, *, backup, target, if_match=None):
+        """Replaces the contents of all disks that a halted VM can write by those of a backup of it, or of none. Data
+        written since is lost. Its hardware stays. Refused if a disk was added to the VM, or taken from it, since the
+        backup.
+
+        backup: The backup of any of its disks: the others are found by it.
+        target: The backup target.
+
+        Returns a `Task` to wait for.
+        """
+        body = _given({"backup": backup, "target": target})
+        return self.request("POST", f"/v1/vms/{uuid}/restore", body=body, if_match=if_match)
 
     def vm_resume(self, uuid, *, if_match=None):
         """Resumes the guest of a paused VM, or of a suspended one, whose disks are plugged for that.

@@ -93,14 +93,20 @@ impl Tx<'_> {
         Ok(tracking)
     }
 
-    /// A new snapshot gets the maps of its VDI, except for the one that began with it.
+    /// A new snapshot gets the maps of its VDI, except for the one that began with it; and the reason why changes
+    /// before the first of them are not known, if that is so.
     pub fn give_maps_to_snapshot(&mut self, vdi: Uuid, snapshot: Uuid) -> Result<(), Problem> {
         let mut ended = Vec::new();
-        self.change_tracking(vdi, |tracking| {
+        let of_vdi = self.change_tracking(vdi, |tracking| {
             let last = tracking.maps.pop();
             ended = std::mem::replace(&mut tracking.maps, last.into_iter().collect());
         })?;
-        self.change_tracking(snapshot, |tracking| tracking.maps = ended).map(drop)
+        let begins = ended.first().is_some_and(|first: &ChangeMap| first.continues.is_none());
+        let given = move |tracking: &mut ChangeTracking| {
+            tracking.maps = ended;
+            tracking.ended = of_vdi.ended.filter(|_| begins);
+        };
+        self.change_tracking(snapshot, given).map(drop)
     }
 
     /// The maps of a VDI that is being removed: those of later states get them if an earlier state is still there, and

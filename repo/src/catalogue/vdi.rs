@@ -361,9 +361,20 @@ impl Tx<'_> {
     /// Has a VDI show the image of a state that another VDI keeps, with the sectors that the guest of that state had.
     pub fn revert_vdi(&mut self, uuid: Uuid, image: Uuid, snapshot: Uuid) -> Result<(), Problem> {
         let block = self.vdi(snapshot)?.logical_block_size;
+        self.exchange_vdi(uuid, image, block, &format!("it was reverted to snapshot {snapshot}"))
+    }
+
+    /// Has a VDI show an image of another content, for guests with sectors of this size. Its maps of changed blocks
+    /// end, for the reason `why`: they do not name what differs now.
+    pub fn exchange_vdi(
+        &mut self,
+        uuid: Uuid,
+        image: Uuid,
+        block: Option<LogicalBlockSize>,
+        why: &str,
+    ) -> Result<(), Problem> {
         self.execute("UPDATE vdi SET logical_block_size = ?2 WHERE uuid = ?1", (Id(uuid), block.map(Block)))?;
         if self.vdi(uuid)?.cbt.is_some() {
-            let why = format!("it was reverted to snapshot {snapshot}");
             self.change_tracking(uuid, |tracking| tracking.end(why))?;
         }
         self.set_vdi_image(uuid, image)

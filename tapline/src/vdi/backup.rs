@@ -1,13 +1,18 @@
 //! `vdi backup` and `vdi restore`.
 
-use api::{BackupId, Description, ImageFormat, LogicalBlockSize, Name, Problem, VdiBackup, VdiRestore};
+use api::{
+    BackupId, Code, Description, ImageFormat, LogicalBlockSize, Name, Problem, VdiBackup, VdiRestore, VdiRestoreInPlace,
+};
 use control::printable;
 use control::size::readable;
 use serde_json::Value;
+use uuid::Uuid;
 
+use crate::confirm::Confirm;
 use crate::find::Disk;
 use crate::label::NewLabels;
-use crate::session::{Outcome, Session, Waiting, print};
+use crate::session::{Outcome, Session, Waiting, named, print};
+use crate::target::named_backup;
 use crate::word;
 
 /// Arguments of `vdi backup`.
@@ -38,8 +43,16 @@ pub struct Restore {
     #[arg(value_name = "ID")]
     backup: BackupId,
     /// Name of the new disk
-    #[arg(long)]
-    name: Name,
+    #[arg(long, required_unless_present = "in_place")]
+    name: Option<Name>,
+    /// Replace the contents of this disk (its name or UUID prefix), which must be unplugged; data written since then is
+    /// lost. The disk gets the size that it had, and is otherwise the same: snapshots, block devices and schedules stay
+    #[arg(long, value_name = "DISK",
+        conflicts_with_all = ["name", "logical_block_size", "format", "description", "tag", "config"])]
+    in_place: Option<String>,
+    /// Accept a backup of another disk, or of another host
+    #[arg(long, requires = "in_place", conflicts_with = "name")]
+    other_disk: bool,
     /// The repository: its name or UUID prefix [default: the only attached one, ISO libraries aside]
     #[arg(long)]
     sr: Option<String>,
@@ -50,10 +63,12 @@ pub struct Restore {
     #[arg(long, value_parser = word::one_of::<ImageFormat>(&word::FORMATS))]
     format: Option<ImageFormat>,
     /// Description
-    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
-    description: Description,
+    #[arg(long, value_name = "TEXT")]
+    description: Option<Description>,
     #[command(flatten)]
     labels: NewLabels,
+    #[command(flatten)]
+    confirm: Confirm,
     #[command(flatten)]
     waiting: Waiting,
 }
@@ -85,15 +100,37 @@ fn report(made: &Value) -> String {
 }
 
 impl Restore {
-    /// Restores a backup to a new disk, and prints its UUID.
+    /// Restores a backup to a new disk, and prints its UUID; or to an existing one.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
-        let Restore { backup_target, backup, name, sr, logical_block_size, format, description, labels, waiting } =
-            self;
+        let target = session.backup_target(&self.backup_target).await?;
+        match (&self.in_place, &self.name) {
+            (Some(disk), _) => self.in_place(session, target, disk).await,
+            (None, Some(name)) => {
+                let name = name.clone();
+                self.create(session, target, name).await
+            }
+            (None, None) => Err(Problem::new(Code::Invalid, "give the new disk a name: --name")),
+        }
+    }
+
+    async fn create(self, session: &Session, target: Uuid, name: Name) -> Result<(), Problem> {
+        let Restore { backup, sr, logical_block_size, format, description, labels, waiting, .. } = self;
         let (tags, other_config) = labels.values()?;
-        let target = session.backup_target(&backup_target).await?;
         let sr = session.sr_or_only(sr.as_deref()).await?;
+        let description = description.unwrap_or_default();
         let asked =
             VdiRestore { backup, sr, name, uuid: None, description, logical_block_size, format, tags, other_config };
         session.print_created(session.client.vdi_restore(target, &asked).await?, waiting).await
+    }
+
+    async fn in_place(&self, session: &Session, target: Uuid, disk: &str) -> Result<(), Problem> {
+        let sr = session.sr_if(self.sr.as_deref()).await?;
+        let vdi = session.client.vdi(session.vdi_in(sr, disk).await?).await?;
+        let disk = named("disk", vdi.name.as_str(), vdi.uuid);
+        let backup = named_backup(session, target, &self.backup).await?;
+        self.confirm
+            .ask(&format!("replace the contents of {disk} by {backup}; data written since then will be lost"))?;
+        let asked = VdiRestoreInPlace { target, backup: self.backup.clone(), other_disk: self.other_disk };
+        session.complete(session.client.vdi_restore_in_place(vdi.uuid, &asked).await?, self.waiting).await
     }
 }

@@ -1,12 +1,15 @@
 //! `vm backup` and `vm restore`.
 
-use api::{BackupId, Description, Name, Problem, VmBackup, VmRestore};
+use api::{BackupId, Code, Description, Name, Problem, VmBackup, VmRestore, VmRestoreInPlace};
 use control::printable;
 use control::size::readable;
 use serde_json::Value;
+use uuid::Uuid;
 
+use crate::confirm::Confirm;
 use crate::output;
-use crate::session::{Outcome, Session, Waiting, print};
+use crate::session::{Outcome, Session, Waiting, named, print};
+use crate::target::named_backup;
 
 /// Arguments of `vm backup`.
 #[derive(clap::Args)]
@@ -36,14 +39,20 @@ pub struct Restore {
     #[arg(value_name = "ID")]
     backup: BackupId,
     /// Name of the new machine; its disks are called NAME-0, NAME-1 and so on
-    #[arg(long)]
-    name: Name,
+    #[arg(long, required_unless_present = "in_place")]
+    name: Option<Name>,
+    /// Replace the contents of all disks of this machine (its name or UUID prefix), which must be halted; data written
+    /// since then is lost. Its hardware stays as it is now
+    #[arg(long, value_name = "VM", conflicts_with_all = ["name", "sr", "description"])]
+    in_place: Option<String>,
     /// The repository of its disks: its name or UUID prefix [default: the only attached one, ISO libraries aside]
     #[arg(long)]
     sr: Option<String>,
     /// Description [default: that of the machine that was backed up]
     #[arg(long, value_name = "TEXT")]
     description: Option<Description>,
+    #[command(flatten)]
+    confirm: Confirm,
     #[command(flatten)]
     waiting: Waiting,
 }
@@ -73,10 +82,21 @@ fn report(made: &Value) -> String {
 }
 
 impl Restore {
-    /// Restores a machine, and prints its UUID.
+    /// Restores a machine, and prints its UUID; or the disks of an existing one.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
-        let Restore { backup_target, backup, name, sr, description, waiting } = self;
-        let target = session.backup_target(&backup_target).await?;
+        let target = session.backup_target(&self.backup_target).await?;
+        match (&self.in_place, &self.name) {
+            (Some(vm), _) => self.in_place(session, target, vm).await,
+            (None, Some(name)) => {
+                let name = name.clone();
+                self.create(session, target, name).await
+            }
+            (None, None) => Err(Problem::new(Code::Invalid, "give the new machine a name: --name")),
+        }
+    }
+
+    async fn create(self, session: &Session, target: Uuid, name: Name) -> Result<(), Problem> {
+        let Restore { backup, sr, description, waiting, .. } = self;
         let sr = session.sr_or_only(sr.as_deref()).await?;
         let asked = VmRestore { backup, sr, name, uuid: None, description };
         let answer = session.client.vm_restore(target, &asked).await?;
@@ -89,5 +109,16 @@ impl Restore {
             }
             Outcome::Printed => Ok(()),
         }
+    }
+
+    async fn in_place(&self, session: &Session, target: Uuid, vm: &str) -> Result<(), Problem> {
+        let vm = session.client.vm(session.vm(vm).await?).await?;
+        let machine = named("vm", vm.name.as_str(), vm.uuid);
+        let backup = named_backup(session, target, &self.backup).await?;
+        self.confirm.ask(&format!(
+            "replace the contents of all disks of {machine} by {backup}; data written since then will be lost"
+        ))?;
+        let asked = VmRestoreInPlace { target, backup: self.backup.clone() };
+        session.complete(session.client.vm_restore_in_place(vm.uuid, &asked).await?, self.waiting).await
     }
 }

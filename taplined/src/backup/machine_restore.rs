@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::restore::{Shown, fill};
-use super::{Machine, target};
+use super::{Machine, MachineDisk, target};
 use crate::daemon::Daemon;
 use crate::task::Context;
 use crate::task::job::{Job, declare_steps};
@@ -42,12 +42,7 @@ pub async fn restore_vm(daemon: &Daemon, from: Uuid, asked: VmRestore) -> Result
     let from = daemon.catalogue.read(move |view| view.backup_target(from)).await?;
     let sr = daemon.catalogue.read(move |view| view.sr(sr)).await.map_err(|problem| problem.field("sr"))?;
     let shown = Shown::of(daemon, &from, &asked.backup).await?;
-    let Some(machine) = shown.properties().machine else {
-        let what = format!("backup {} is of a disk alone, and not of a machine", shown.id);
-        return Err(Problem::new(Code::State, what)
-            .field("backup")
-            .advise("restore the disk: tapline vdi restore; then create a machine with it"));
-    };
+    let machine = shown.machine("restore the disk: tapline vdi restore; then create a machine with it")?;
     let backups = backups_of(daemon, &from, &shown, &machine).await?;
     let takes = backups.values().map(Shown::takes).fold(0, u64::saturating_add);
     daemon.srs.room(sr.uuid, takes).await?;
@@ -66,8 +61,16 @@ pub async fn restore_vm(daemon: &Daemon, from: Uuid, asked: VmRestore) -> Result
     daemon.tasks.start_job(daemon, job, held).await
 }
 
+/// The problem that a target lacks the backup of a disk of a machine.
+pub fn no_backup_of(disk: &MachineDisk) -> Problem {
+    let what = format!("the backup of the disk at position {} is not on the target", disk.position);
+    Problem::new(Code::State, what).field("backup").advise(
+        "it was removed, or the backup of the machine has failed; restore the others as disks: tapline vdi restore",
+    )
+}
+
 /// The backups of all disks at a moment, by VDI. `shown` is one of them.
-async fn backups_of(
+pub async fn backups_of(
     daemon: &Daemon,
     from: &BackupTarget,
     shown: &Shown,
@@ -111,13 +114,7 @@ async fn with_disks(
                 vdi
             }
             (Mode::ReadWrite, None) => {
-                let Some(shown) = backups.get(&disk.vdi) else {
-                    let what = format!("the backup of the disk at position {} is not on the target", disk.position);
-                    return Err(Problem::new(Code::State, what).field("backup").advise(
-                        "it was removed, or the backup of the machine has failed; restore the others as disks: tapline \
-                         vdi restore",
-                    ));
-                };
+                let shown = backups.get(&disk.vdi).ok_or_else(|| no_backup_of(disk))?;
                 let name = format!("{}-{}", job.vm.name, disk.position).parse();
                 let name = name.map_err(|why: String| Problem::new(Code::Invalid, why).field("name"))?;
                 let target = Target { name_is_default: true, ..shown.target(sr, name, None, None)? };
@@ -185,7 +182,8 @@ impl Job for RestoreVm {
         match step {
             RestoreVmStep::Copy => {
                 for (backup, target) in &self.disks {
-                    context.unless_cancelled(fill(daemon, context, (&self.from, backup), target)).await?;
+                    let filled = fill(daemon, context, (&self.from, backup), target.into());
+                    context.unless_cancelled(filled).await?;
                 }
                 Ok(())
             }

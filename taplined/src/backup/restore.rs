@@ -23,8 +23,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::Properties;
 use super::program::At;
+use super::{Machine, Properties};
 use crate::daemon::Daemon;
 use crate::disk::handing::Handing;
 use crate::disk::names;
@@ -32,7 +32,7 @@ use crate::disk::oom;
 use crate::task::job::{Job, declare_steps};
 use crate::task::process::TaskProcess;
 use crate::task::{Context, blocking};
-use crate::vdi::{Target, about_vdi, file_name, format_for, make_image, must_hold};
+use crate::vdi::{Replacement, Target, about_vdi, file_name, format_for, make_image, must_hold};
 
 /// The physical size of a new image before anything is written to it.
 const EMPTY: u64 = 1 << 20;
@@ -53,7 +53,8 @@ pub struct Restore {
 pub struct Shown {
     /// Its ID, in full.
     pub id: BackupId,
-    size: u64,
+    /// The size of the disk in bytes.
+    pub size: u64,
     /// Bytes of it that are not holes, at most.
     data: u64,
     #[serde(default)]
@@ -74,6 +75,14 @@ impl Shown {
     /// What its maker has kept with it. A backup made by hand has nothing.
     pub fn properties(&self) -> Properties {
         serde_json::from_value(self.properties.clone()).unwrap_or_default()
+    }
+
+    /// The machine that it is a part of; refused with this advice if it is of a disk alone.
+    pub fn machine(&self, advice: &str) -> Result<Machine, Problem> {
+        self.properties().machine.ok_or_else(|| {
+            let what = format!("backup {} is of a disk alone, and not of a machine", self.id);
+            Problem::new(Code::State, what).field("backup").advise(advice)
+        })
     }
 
     /// Bytes that a restored disk takes.
@@ -103,6 +112,31 @@ impl Shown {
             size: self.size,
             logical_block_size: fitting(self.size, block, self.properties().logical_block_size)?,
         })
+    }
+}
+
+/// The image that a backup is restored to.
+#[derive(Clone, Copy, Debug)]
+pub struct NewImage {
+    /// The image.
+    pub image: Uuid,
+    /// Its repository.
+    pub sr: Uuid,
+    /// Its format.
+    pub format: ImageFormat,
+    /// The size of the backup in bytes.
+    pub size: u64,
+}
+
+impl From<&Target> for NewImage {
+    fn from(&Target { image, sr, format, size, .. }: &Target) -> NewImage {
+        NewImage { image, sr, format, size }
+    }
+}
+
+impl From<&Replacement> for NewImage {
+    fn from(&Replacement { new: image, sr, format, size, .. }: &Replacement) -> NewImage {
+        NewImage { image, sr, format, size }
     }
 }
 
@@ -167,7 +201,7 @@ impl Job for Restore {
     async fn step(&self, step: RestoreStep, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
         match step {
             RestoreStep::Copy => {
-                let filled = fill(daemon, context, (&self.from, &self.backup), &self.target);
+                let filled = fill(daemon, context, (&self.from, &self.backup), (&self.target).into());
                 context.unless_cancelled(filled).await
             }
             RestoreStep::Record => self.target.record(daemon).await,
@@ -183,14 +217,13 @@ impl Job for Restore {
     }
 }
 
-/// Creates the image of a disk, and fills it from a backup.
+/// Creates an image, and fills it from a backup.
 pub async fn fill(
     daemon: &Daemon,
     context: &Context,
     (from, backup): (&BackupTarget, &BackupId),
-    target: &Target,
+    NewImage { image, sr, format, size }: NewImage,
 ) -> Result<(), Problem> {
-    let Target { sr, image, format, size, .. } = *target;
     make_image(daemon, sr, image, format, vec!["--size".into(), size.to_string().into()], None).await?;
     let directory = daemon.srs.directory(sr).await?;
     let file = file_name(image, format);

@@ -69,6 +69,7 @@ const ACCESSES: &[(&str, Access)] = &[
     ("backup_target_verify", Administer), ("backup_target_prune", Administer),
     ("backup_target_remove_backups", Administer), ("backup_target_restore_vm", Administer),
     ("vdi_backup", Administer), ("vm_backup", Administer),
+    ("vdi_restore_in_place", Administer), ("vm_restore_in_place", Administer),
     ("task_list", Read), ("task_show", Read), ("task_abandon", Administer), ("task_cancel", Administer),
     ("token_list", Root), ("token_show", Root), ("token_create", Root), ("token_revoke", Root),
     ("upload_list", Read), ("upload_show", Read), ("upload_create", Administer),

@@ -1,8 +1,8 @@
 //! `/backup-targets`: directories and buckets that disks are backed up to, and the backups on them.
 
 use api::{
-    BackupPrune, BackupRemove, BackupTarget, BackupTargetAdd, DiskBackup, Name, Task, VdiBackup, VdiRestore, VmBackup,
-    VmRestore,
+    BackupPrune, BackupRemove, BackupTarget, BackupTargetAdd, DiskBackup, Name, Task, VdiBackup, VdiRestore,
+    VdiRestoreInPlace, VmBackup, VmRestore, VmRestoreInPlace,
 };
 use axum::Json;
 use axum::extract::State;
@@ -34,6 +34,8 @@ pub fn routes() -> OpenApiRouter<Daemon> {
         .routes(routes!(backup_target_restore_vm))
         .routes(routes!(vdi_backup))
         .routes(routes!(vm_backup))
+        .routes(routes!(vdi_restore_in_place))
+        .routes(routes!(vm_restore_in_place))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -178,4 +180,28 @@ async fn vdi_backup(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Bod
 )]
 async fn vm_backup(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VmBackup>) -> Begun {
     begun(backup::back_up_vm(&daemon, uuid, asked).await?)
+}
+
+/// Replaces the contents of a VDI that is not plugged by those of a backup of it. It gets the size and the sector size
+/// of the backup, and is otherwise the same: its snapshots, VBDs and schedules stay. Data written since is lost.
+#[utoipa::path(
+    post, path = "/vdis/{uuid}/restore", tag = "backup", params(Id), request_body = VdiRestoreInPlace,
+    responses((status = 202, body = Task))
+)]
+async fn vdi_restore_in_place(
+    State(daemon): State<Daemon>,
+    Id(uuid): Id,
+    Body(asked): Body<VdiRestoreInPlace>,
+) -> Begun {
+    begun(backup::restore_in_place(&daemon, uuid, asked).await?)
+}
+
+/// Replaces the contents of all disks that a halted VM can write by those of a backup of it, or of none. Data written
+/// since is lost. Its hardware stays. Refused if a disk was added to the VM, or taken from it, since the backup.
+#[utoipa::path(
+    post, path = "/vms/{uuid}/restore", tag = "backup", params(Id), request_body = VmRestoreInPlace,
+    responses((status = 202, body = Task))
+)]
+async fn vm_restore_in_place(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VmRestoreInPlace>) -> Begun {
+    begun(backup::restore_vm_in_place(&daemon, uuid, asked).await?)
 }

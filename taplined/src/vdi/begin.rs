@@ -2,6 +2,7 @@
 //! that records the intent.
 
 mod copies;
+mod replacements;
 mod tracking;
 
 use api::{
@@ -28,6 +29,7 @@ use crate::fault::{self, Planted};
 use crate::reconcile;
 use crate::task::wanted::Want;
 pub use copies::{block_size, copy, export, import};
+pub use replacements::{hold_replacement, must_be_unwritten, plan_replacement, replaceable};
 pub use tracking::{changed, data_destroy, disable, enable, proven};
 
 /// The physical size of a new image before anything is written to it.

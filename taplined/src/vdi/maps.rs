@@ -214,7 +214,7 @@ fn maps_between(tracked: &[(Uuid, &ChangeTracking)], from: Uuid, to: Uuid) -> Re
         let before = at.maps.first().and_then(|first| first.continues);
         let ends = |tracking: &&ChangeTracking| before.is_some() && tracking.maps.last().map(|map| map.uuid) == before;
         let Some(next) = tracked.iter().map(|(_, tracking)| *tracking).find(ends) else {
-            let why = newest.ended.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+            let why = at.ended.as_ref().or(newest.ended.as_ref()).map(|why| format!(": {why}")).unwrap_or_default();
             let gap = match before {
                 Some(map) => format!("the map {map} is missing"),
                 None => "a map began in between".into(),
@@ -269,8 +269,8 @@ mod test {
 
     #[test]
     fn a_new_map_says_why_the_one_before_was_ended() {
-        let newest = ChangeTracking { ended: Some("it was restored".into()), ..tracking(&[(13, None)]) };
-        let all = [(1, tracking(&[(11, None)])), (9, newest)];
-        assert!(found(&all, 1, 9).unwrap_err().contains("it was restored"));
+        let next = ChangeTracking { ended: Some("it was restored".into()), ..tracking(&[(13, None)]) };
+        let all = [(1, tracking(&[(11, None)])), (2, next), (9, tracking(&[(14, Some(13))]))];
+        assert!([2, 9].iter().all(|to| found(&all, 1, *to).unwrap_err().contains("it was restored")));
     }
 }

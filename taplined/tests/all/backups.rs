@@ -14,15 +14,15 @@ use crate::harness::mounted::Mounted;
 use crate::harness::{ABORT_AT, Taplined, kill, not_run, start, wait_until};
 
 /// A daemon with a repository, a registered target, and a VDI.
-struct Room {
-    daemon: Taplined,
-    sr: String,
-    vdi: String,
-    target: String,
+pub struct Room {
+    pub daemon: Taplined,
+    pub sr: String,
+    pub vdi: String,
+    pub target: String,
 }
 
 /// Bytes of the VDI: several batches of the backup program.
-const SIZE: u64 = 64 << 20;
+pub const SIZE: u64 = 64 << 20;
 
 /// The backup program, which is built beside the daemon.
 pub fn program() -> Command {
@@ -62,14 +62,14 @@ pub fn backed_up(daemon: &Taplined, vdi: &str) -> (String, Value) {
 
 impl Room {
     /// With a target in the directory `target`, whose key is in the file `key`.
-    fn new() -> Room {
+    pub fn new() -> Room {
         let daemon = start();
         let key = daemon.room().join("key");
         create_target(&daemon.room().join("target"), &["--new-key", key.to_str().unwrap()]);
         Room::on(daemon, json!(key))
     }
 
-    fn on(daemon: Taplined, key: Value) -> Room {
+    pub fn on(daemon: Taplined, key: Value) -> Room {
         let sr = daemon.repository("disks");
         let target = register(&daemon, &key);
         let created = daemon.post("/vdis", json!({ "sr": sr, "name": "web", "size": SIZE }));
@@ -78,35 +78,40 @@ impl Room {
     }
 
     /// Plugs the VDI, runs commands of qemu-io, and unplugs it.
-    fn write(&self, commands: &[&str]) {
-        let guest = vbd(&self.daemon, &self.vdi, "nbd");
+    pub fn write(&self, commands: &[&str]) {
+        self.write_to(&self.vdi, commands);
+    }
+
+    /// Runs commands of qemu-io on a VDI that is not plugged.
+    pub fn write_to(&self, vdi: &str, commands: &[&str]) {
+        let guest = vbd(&self.daemon, vdi, "nbd");
         plug(&self.daemon, &guest);
         assert!(io(&nbd(&self.daemon, &guest), commands).0);
         unplug(&self.daemon, &guest);
         assert_eq!(self.daemon.delete(&guest).0, 204);
     }
 
-    fn begin(&self) -> (u16, Value) {
+    pub fn begin(&self) -> (u16, Value) {
         self.daemon.post(&format!("/vdis/{}/backup", self.vdi), json!({ "target": self.target }))
     }
 
-    fn back_up(&self) -> Value {
+    pub fn back_up(&self) -> Value {
         self.daemon.done(self.begin())
     }
 
-    fn restore(&self, backup: &Value, name: &str) -> (u16, Value) {
+    pub fn restore(&self, backup: &Value, name: &str) -> (u16, Value) {
         let asked = json!({ "backup": backup, "sr": self.sr, "name": name });
         self.daemon.post(&format!("/backup-targets/{}/restore", self.target), asked)
     }
 
-    fn backups(&self) -> Vec<Value> {
+    pub fn backups(&self) -> Vec<Value> {
         let (status, list) = self.daemon.get(&format!("/backup-targets/{}/backups?vdi={}", self.target, self.vdi));
         assert_eq!(status, 200, "{list}");
         list.as_array().unwrap().clone()
     }
 
     /// Reads patterns from an idle VDI through a VBD.
-    fn holds(&self, vdi: &str, commands: &[&str]) {
+    pub fn holds(&self, vdi: &str, commands: &[&str]) {
         let reader = vbd(&self.daemon, vdi, "nbd");
         plug(&self.daemon, &reader);
         let (right, said) = io(&nbd(&self.daemon, &reader), commands);
@@ -116,7 +121,7 @@ impl Room {
     }
 
     /// Waits until only these VDIs are there, no VBD of a backup, and nothing that is still to be removed.
-    fn only(&self, vdis: usize) {
+    pub fn only(&self, vdis: usize) {
         let count = |path: &str| self.daemon.get(path).1.as_array().map_or(usize::MAX, Vec::len);
         wait_until("what was for the backup is gone", || {
             let recorded: i64 = self
@@ -130,7 +135,7 @@ impl Room {
     }
 
     /// Replaces the key file by a FIFO, at which each process stops until the key is written to it.
-    fn stop_at_key(&self) -> Stopped {
+    pub fn stop_at_key(&self) -> Stopped {
         let path = self.daemon.room().join("key");
         let key = fs::read(&path).unwrap();
         fs::remove_file(&path).unwrap();
@@ -139,7 +144,7 @@ impl Room {
     }
 
     /// Begins a backup, and stops it before it reads the disk; returns the task and the VBD that it reads.
-    fn begin_and_stop(&self, stopped: &Stopped) -> (Value, String) {
+    pub fn begin_and_stop(&self, stopped: &Stopped) -> (Value, String) {
         let (status, task) = self.begin();
         assert_eq!(status, 202, "{task}");
         // The target is opened once before the snapshot is taken.
@@ -157,7 +162,7 @@ impl Room {
     }
 
     /// Begins a backup that is slow, and waits until it has sent something; returns the task.
-    fn begin_slowly(&self) -> Value {
+    pub fn begin_slowly(&self) -> Value {
         let stopped = self.stop_at_key();
         let (task, vbd) = self.begin_and_stop(&stopped);
         let (status, limited) = self.daemon.post(&format!("{vbd}/limit"), json!({ "bandwidth": 4 << 20 }));
@@ -174,19 +179,19 @@ impl Room {
 }
 
 /// A key file that is a FIFO.
-struct Stopped {
+pub struct Stopped {
     path: PathBuf,
     key: Vec<u8>,
 }
 
 impl Stopped {
     /// Waits for a process that opens the key file, and gives it the key.
-    fn let_go(&self) {
+    pub fn let_go(&self) {
         fs::OpenOptions::new().write(true).open(&self.path).unwrap().write_all(&self.key).unwrap();
     }
 
     /// Makes it a file again.
-    fn replace(&self) {
+    pub fn replace(&self) {
         let other = self.path.with_extension("new");
         fs::write(&other, &self.key).unwrap();
         fs::set_permissions(&other, fs::Permissions::from_mode(0o600)).unwrap();
@@ -195,7 +200,7 @@ impl Stopped {
 }
 
 /// The processes of the backup program of this daemon.
-fn jobs(daemon: &Taplined) -> Vec<u32> {
+pub fn jobs(daemon: &Taplined) -> Vec<u32> {
     let place = daemon.room().join("target");
     let place = place.to_str().unwrap();
     let pids = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -646,19 +651,19 @@ fn a_restore_that_does_not_end_well_leaves_no_disk_and_no_file() {
 }
 
 /// The images of the repository. Some may be merged meanwhile.
-fn images(room: &Room) -> BTreeSet<String> {
+pub fn images(room: &Room) -> BTreeSet<String> {
     let entries = fs::read_dir(room.daemon.room().join("disks")).unwrap();
     let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.filter(|name| name.ends_with(".qcow2")).collect()
 }
 
-fn files_below(place: &Path) -> Vec<PathBuf> {
+pub fn files_below(place: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(place).unwrap().map(|entry| entry.unwrap().path());
     entries.flat_map(|path| if path.is_dir() { files_below(&path) } else { vec![path] }).collect()
 }
 
 /// A halted VM with the VDI of the room and another one, which holds another pattern.
-fn machine(room: &Room) -> (String, String) {
+pub fn machine(room: &Room) -> (String, String) {
     let created = room.daemon.post("/vdis", json!({ "sr": room.sr, "name": "data", "size": 16 << 20 }));
     let data = room.daemon.done(created)["uuid"].as_str().unwrap().to_owned();
     let hardware = json!({ "name": "web", "driver": "qemu", "description": "shop", "memory": 256 << 20, "vcpus": 2 });

@@ -13,30 +13,30 @@ use crate::backups::{create_target, register};
 use crate::harness::disks::{chain, io, nbd, nothing_leaked, plug, unplug, vbd};
 use crate::harness::{ABORT_AT, Taplined, kill, start_with, wait_until};
 
-const BLOCK: usize = 64 << 10;
-const SIZE: u64 = 64 << 20;
+pub const BLOCK: usize = 64 << 10;
+pub const SIZE: u64 = 64 << 20;
 
 /// A plugged disk whose changes are recorded, and a target.
-struct Bed {
-    daemon: Taplined,
-    sr: String,
-    vdi: String,
-    vbd: String,
-    target: String,
+pub struct Bed {
+    pub daemon: Taplined,
+    pub sr: String,
+    pub vdi: String,
+    pub vbd: String,
+    pub target: String,
     /// What the guest has written.
-    model: RefCell<Vec<u8>>,
+    pub model: RefCell<Vec<u8>>,
 }
 
 /// A backup, with the content that it must have.
-struct Made {
-    id: Value,
-    content: Vec<u8>,
+pub struct Made {
+    pub id: Value,
+    pub content: Vec<u8>,
     /// Why everything was read.
-    full: Option<String>,
-    read: u64,
+    pub full: Option<String>,
+    pub read: u64,
 }
 
-fn bed() -> Bed {
+pub fn bed() -> Bed {
     let daemon = start_with("", &[]);
     let sr = daemon.repository("vms");
     let asked = json!({ "sr": sr, "name": "disk", "size": SIZE, "format": "qcow2" });
@@ -52,20 +52,20 @@ fn bed() -> Bed {
 }
 
 impl Bed {
-    fn verb(&self, vdi: &str, verb: &str, asked: Value) -> Value {
+    pub fn verb(&self, vdi: &str, verb: &str, asked: Value) -> Value {
         self.daemon.done(self.daemon.post(&format!("/vdis/{vdi}/{verb}"), asked))
     }
 
-    fn snapshot(&self) -> String {
+    pub fn snapshot(&self) -> String {
         self.verb(&self.vdi, "snapshot", json!({}))["uuid"].as_str().unwrap().into()
     }
 
-    fn show(&self, vdi: &str) -> Value {
+    pub fn show(&self, vdi: &str) -> Value {
         self.daemon.get(&format!("/vdis/{vdi}")).1
     }
 
     /// Fills blocks of the plugged disk.
-    fn write(&self, blocks: impl IntoIterator<Item = usize>, byte: u8) {
+    pub fn write(&self, blocks: impl IntoIterator<Item = usize>, byte: u8) {
         let mut commands = Vec::new();
         for at in blocks {
             commands.push(format!("write -P {byte} {}k 64k", at * 64));
@@ -77,18 +77,18 @@ impl Bed {
         assert!(written, "{said}\n{}", self.daemon.log());
     }
 
-    fn begin(&self) -> (u16, Value) {
+    pub fn begin(&self) -> (u16, Value) {
         self.daemon.post(&format!("/vdis/{}/backup", self.vdi), json!({ "target": self.target }))
     }
 
     /// Backs the disk up as it is now.
     #[track_caller]
-    fn back_up(&self) -> Made {
+    pub fn back_up(&self) -> Made {
         let made = self.daemon.done(self.begin());
         self.made(&made)
     }
 
-    fn made(&self, made: &Value) -> Made {
+    pub fn made(&self, made: &Value) -> Made {
         assert_eq!(made["since"].is_null(), made["full"].is_string(), "{made}");
         Made {
             id: made["backup"].clone(),
@@ -100,7 +100,7 @@ impl Bed {
 
     /// One that must read everything, for a reason with these words.
     #[track_caller]
-    fn back_up_fully(&self, why: &str) -> Made {
+    pub fn back_up_fully(&self, why: &str) -> Made {
         let made = self.back_up();
         let said = made.full.as_deref().unwrap_or_else(|| panic!("only changes were read, despite: {why}"));
         assert!(said.contains(why), "{said}");
@@ -109,7 +109,7 @@ impl Bed {
 
     /// One that must read only changes.
     #[track_caller]
-    fn back_up_changes(&self) -> Made {
+    pub fn back_up_changes(&self) -> Made {
         let made = self.back_up();
         assert_eq!(made.full, None, "{}", self.daemon.log());
         made
@@ -117,7 +117,7 @@ impl Bed {
 
     /// Compares each byte of a backup.
     #[track_caller]
-    fn check(&self, made: &Made) {
+    pub fn check(&self, made: &Made) {
         let asked = json!({ "backup": made.id, "sr": self.sr, "name": "restored" });
         let restored = self.daemon.post(&format!("/backup-targets/{}/restore", self.target), asked);
         let restored = self.daemon.done(restored)["uuid"].as_str().unwrap().to_owned();
@@ -134,14 +134,14 @@ impl Bed {
     }
 
     /// The states that are kept for the next backups.
-    fn bases(&self) -> Vec<Value> {
+    pub fn bases(&self) -> Vec<Value> {
         let vdis = self.daemon.get("/vdis").1;
         vdis.as_array().unwrap().iter().filter(|vdi| vdi["cbt"]["base"].is_object()).cloned().collect()
     }
 
     /// Waits until no work is left, and nothing but these VDIs, bases, and files that the catalogue knows.
     #[track_caller]
-    fn only(&self, vdis: usize, bases: usize) {
+    pub fn only(&self, vdis: usize, bases: usize) {
         self.daemon.settle();
         let catalogue = self.daemon.catalogue();
         wait_until("what was for the backup is gone", || {
@@ -170,17 +170,17 @@ impl Bed {
         nothing_leaked(&self.daemon);
     }
 
-    fn directory(&self) -> PathBuf {
+    pub fn directory(&self) -> PathBuf {
         self.daemon.room().join("vms")
     }
 
-    fn while_halted(&self, change: impl FnOnce()) {
+    pub fn while_halted(&self, change: impl FnOnce()) {
         unplug(&self.daemon, &self.vbd);
         change();
         plug(&self.daemon, &self.vbd);
     }
 
-    fn space(&self) -> u64 {
+    pub fn space(&self) -> u64 {
         use std::os::unix::fs::MetadataExt;
         let entries = fs::read_dir(self.directory()).unwrap();
         entries.map(|entry| entry.unwrap().metadata().map_or(0, |found| found.blocks() * 512)).sum()

@@ -22,6 +22,7 @@ mod harness;
 mod history;
 mod hosts;
 mod http;
+mod in_place;
 mod incremental;
 mod inventory;
 mod journal;

@@ -533,6 +533,14 @@ fn scenario(bed: &Bed, verb: &str) -> Ask {
             let (target, backup) = crate::backups::backed_up(&bed.daemon, &vdi);
             post(format!("{target}/restore"), json!({ "backup": backup, "sr": sr, "name": "back" }))
         }
+        "vdi-restore-in-place" => {
+            let (target, backup) = crate::backups::backed_up(&bed.daemon, &vdi);
+            // The snapshot of the backup is merged.
+            bed.daemon.settle();
+            bed.write(&vdi, 3, 3);
+            let target = target.trim_start_matches("/backup-targets/");
+            post(format!("/vdis/{vdi}/restore"), json!({ "target": target, "backup": backup }))
+        }
         // The child of the second snapshot has its recorded parent changed.
         "vdi-merge" => {
             bed.made(&vdi, "snapshot", json!({ "name": "second" }));
@@ -665,6 +673,12 @@ fn a_job_is_completed_or_rolled_back_after_any_kill() {
 #[test]
 fn the_data_of_a_snapshot_is_destroyed_despite_any_kill() {
     killed_anywhere("vdi-data-destroy", &["forget", "remove"]);
+}
+
+/// In each run: what a kill costs here is a disk.
+#[test]
+fn a_disk_is_restored_in_place_or_as_it_was_despite_any_kill() {
+    killed_anywhere("vdi-restore-in-place", &["copy", "record", "remove"]);
 }
 
 /// The same while a client uses the disk, whose process keeps running or dies with the daemon.

@@ -5,6 +5,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
@@ -242,6 +243,8 @@ impl Export {
         handing.file(self.path.as_path(), true, file.try_clone().map_err(failed)?);
         let name = names::image_name(self.format, self.path.as_path().to_owned()).word();
         convert(daemon, context, source, name, handing).await?;
+        // The process reads and writes around the page cache, and both would share that. The file has no other name.
+        let file = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(failed)?;
         let size = file.metadata().map_err(failed)?.len();
         let made = Download { uuid: download, vdi, sr, format: self.format, size, created: Timestamp::now() };
         download::offer(daemon, made, file);

@@ -80,6 +80,7 @@ macro_rules! with_kinds {
             vdi::DataDestroy,
             vdi::Destroy,
             vdi::DisableTracking,
+            vdi::Download,
             vdi::EnableTracking,
             vdi::Export,
             vdi::Import,

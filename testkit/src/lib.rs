@@ -10,3 +10,4 @@ pub mod ring;
 #[cfg(feature = "s3")]
 pub mod s3_server;
 pub mod vhost;
+pub mod web_server;

@@ -7,9 +7,10 @@ use api::{
 
 use super::source_format;
 use crate::find::Disk;
+use crate::image_source::{ImageSource, Verified};
 use crate::label::NewLabels;
 use crate::session::{Session, Waiting};
-use crate::word::{self, HostPath};
+use crate::word;
 
 /// Arguments of `vdi create`.
 #[derive(clap::Args)]
@@ -85,15 +86,17 @@ pub struct Copy {
 pub struct Import {
     /// Name of the disk
     name: Name,
-    /// The file, which must not have a backing file
-    #[arg(value_parser = word::image_file)]
-    path: HostPath,
+    /// The file, which must not have a backing file: a path, or https://HOST/PATH
+    #[arg(value_name = "PATH|URL", value_parser = ImageSource::parse)]
+    path: ImageSource,
     /// The repository: its name or UUID prefix [default: the only attached one, ISO libraries aside]
     #[arg(long)]
     sr: Option<String>,
-    /// Format of the file; it is never guessed
+    /// Format of the file; it is never guessed [default for a URL: its ending]
     #[arg(long, value_name = "FORMAT", value_parser = word::one_of::<SourceFormat>(&word::SOURCE_FORMATS))]
     source_format: Option<SourceFormat>,
+    #[command(flatten)]
+    verified: Verified,
     /// Take a raw file for what it is called, even if it looks like an image of another format
     #[arg(long)]
     really_raw: bool,
@@ -188,9 +191,10 @@ impl Import {
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let Import {
             name,
-            path,
+            path: source,
             sr,
             source_format,
+            verified,
             really_raw,
             logical_block_size,
             format,
@@ -200,16 +204,22 @@ impl Import {
             waiting,
         } = self;
         let (tags, other_config) = labels.values()?;
-        let source_format = source_format::required(source_format, name.as_str(), &path)?;
-        let (path, sr) = (session.path(path)?, session.sr_or_only(sr.as_deref()).await?);
+        let source_format = source_format::required(source_format, name.as_str(), &source)?;
+        source.check(&verified)?;
+        let (path, url) = source.of_request(session)?;
+        let sr = session.sr_or_only(sr.as_deref()).await?;
+        let Verified { checksum, insecure_http } = verified;
         let request = VdiImport {
             uuid: None,
             sr,
             name,
             allow_duplicate_name,
             description,
-            path: Some(path),
+            path,
             upload: None,
+            url,
+            checksum,
+            insecure_http,
             source_format,
             really_raw,
             logical_block_size,

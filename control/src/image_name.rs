@@ -227,8 +227,8 @@ fn is_web(word: &str) -> bool {
 
 /// The format in which the path of a URL ends.
 fn format_of_url(url: &str) -> Option<FormatName> {
-    let path = url.split(['?', '#']).next()?;
-    let (_, name) = path.rsplit_once('/')?;
+    let (_, rest) = url.split_once("://")?;
+    let (_, name) = rest.split(['?', '#']).next()?.rsplit_once('/')?;
     FormatName::of(name.rsplit_once('.')?.1)
 }
 

@@ -5,6 +5,7 @@
 pub mod certificates;
 pub mod firmware;
 pub mod nbd;
+pub mod nginx;
 pub mod program;
 pub mod ring;
 #[cfg(feature = "s3")]

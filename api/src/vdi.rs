@@ -9,8 +9,8 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::{
-    AbsolutePath, BackupSchedule, ChangeTracking, Description, Health, LogicalBlockSize, Name, OtherConfig, Problem,
-    Retention, Size, Tags, Use,
+    AbsolutePath, BackupSchedule, ChangeTracking, Description, FileChecksum, Health, ImageUrl, LogicalBlockSize, Name,
+    OtherConfig, Problem, Retention, Size, Tags, Use,
 };
 
 /// A virtual disk.

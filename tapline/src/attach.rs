@@ -15,7 +15,7 @@ use crate::image_source::{ImageSource, Verified};
 use crate::output::say;
 use crate::session::{Session, named, print};
 use crate::vbd::{VmManager, paste, release};
-use crate::word::{self, HostPath};
+use crate::word;
 
 /// Arguments of `vdi attach`.
 #[derive(clap::Args)]

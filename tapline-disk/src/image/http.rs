@@ -132,10 +132,12 @@ pub fn failure(error: HttpError) -> Failure {
     advice.into_iter().fold(Failure::said(error).of_kind(kind), Failure::advise)
 }
 
-/// Replaces a failure by its cause if an object could no longer be read: those who have met it know only that a read
-/// has failed.
+/// Replaces a failure by its cause if an object could no longer be read, or the command was interrupted while it was:
+/// where the failure was met, it is only known that a read has failed.
 pub fn explain(failed: Failure) -> Failure {
-    match TROUBLE.get().filter(|trouble| trouble.kind != HttpErrorKind::Stopped) {
+    let is_read = !OPENED.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
+    match TROUBLE.get() {
+        _ if is_read && is_stopping() => Failure::new("finish this command", "interrupted by a signal"),
         Some(trouble) => failure(trouble.clone()),
         None => failed,
     }

@@ -97,7 +97,7 @@ pub fn before_conversion(
     Ok(exit)
 }
 
-/// A file that has been downloaded; it stays locked until this is dropped.
+/// A file that has been downloaded; until this is dropped, no other process may write to it.
 struct Whole {
     size: u64,
     continued_at: u64,
@@ -133,6 +133,8 @@ impl Whole {
                 )));
             }
         }
+        // Still locked, but no longer against those who read it.
+        let locked = locked.reopen_read_only().map_err(Failure::said)?;
         Ok(Whole { size, continued_at, digest, validator, _locked: locked })
     }
 }

@@ -95,8 +95,8 @@ fn images_of_all_formats_are_read_from_nginx() {
         let info = site.json(&format!("image info {url}"));
         assert_eq!((&info[0]["size"], &info[0]["format"]), (&(32 * MIB).into(), &format.into()), "{info}");
         let local = format!("{format}:{file}");
-        // Nothing is known about holes of a file at a server.
-        if format != "raw" {
+        // Nothing is known about holes of a file at a server, which are those within the blocks of a VHD.
+        if !["raw", "vhd"].contains(&format) {
             assert_eq!(site.json(&format!("image map {url}")), room.json(&format!("image map {local}")), "{file}");
             let measured = |of: &str| site.json(&format!("image measure {of} --format qcow2"))["required"].clone();
             assert_eq!(measured(&url), measured(&local), "{file}");
@@ -193,10 +193,12 @@ fn a_killed_download_is_continued() {
 /// The bytes that the file of an unfinished download says are durable.
 fn recorded(room: &Room) -> u64 {
     let Ok(bytes) = fs::read(room.file(".a.raw.tapline-part")) else { return 0 };
-    let text = String::from_utf8_lossy(bytes.get(usize::try_from(96 * MIB).unwrap()..).unwrap_or_default()).into_owned();
-    let numbers = text.split("\"done\":").skip(1).map(|rest| {
-        rest.chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap_or(0)
-    });
+    let text =
+        String::from_utf8_lossy(bytes.get(usize::try_from(96 * MIB).unwrap()..).unwrap_or_default()).into_owned();
+    let numbers = text
+        .split("\"done\":")
+        .skip(1)
+        .map(|rest| rest.chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap_or(0));
     numbers.max().unwrap_or(0)
 }
 
@@ -218,13 +220,12 @@ fn a_change_ends_the_conversion_with_its_reason() {
 #[test]
 fn a_signal_ends_a_command_that_waits_for_a_silent_server() {
     let room = Room::new();
-    let (server, _) = served(64 * MIB);
     for words in ["image convert URL raw:b.raw", "image fetch URL b.raw"] {
-        let before = server.requests().len();
+        let (server, _) = served(64 * MIB);
         server.answer_only(Some(3));
         let words = format!("{words} --insecure-http").replace("URL", &server.url("/a.raw"));
         let mut child = room.command(TAPLINE).args(words.split_whitespace()).stderr(Stdio::piped()).spawn().unwrap();
-        server.wait_for_requests(before + 4);
+        server.wait_for_requests(4);
         interrupt(&mut child, Signal::TERM);
         let said = Said::of(&child.wait_with_output().unwrap());
         assert!(said.code == Some(4) && said.err.contains("signal"), "{said:?}");
@@ -258,7 +259,6 @@ fn an_object_is_not_used_where_it_cannot_be() {
         assert!(said.code == Some(64) && said.err.contains("credentials are refused"), "{said:?}");
         assert!(!said.err.contains("secret"), "{said:?}");
     }
-    assert_eq!(server.requests(), [""; 0]);
 }
 
 #[test]

@@ -137,8 +137,8 @@ impl Tool {
         let (stdin, ready) = handing.prepare(&self.redo)?;
         let mut starting = self.starting(&all)?;
         if network {
-            let set = |name: &&str| std::env::var_os(name).map(|value| (*name, value));
-            starting.command.envs(OF_NETWORK.iter().filter_map(set));
+            let set = |name| std::env::var_os(name).map(|value| (name, value));
+            starting.command.envs(OF_NETWORK.into_iter().filter_map(set));
         }
         starting.command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         let process = TaskProcess::of(starting.start()?);

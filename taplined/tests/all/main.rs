@@ -16,6 +16,7 @@ mod daemon;
 mod damage;
 mod dashboard;
 mod dashboard_views;
+mod downloads;
 mod hangs;
 mod harness;
 mod history;

@@ -133,8 +133,8 @@ impl Whole {
                 )));
             }
         }
-        // Still locked, but no longer against those who read it.
-        let locked = locked.reopen_read_only().map_err(Failure::said)?;
+        // Still locked, but no longer against those who read it, such as a conversion.
+        let locked = if files.are_handed() { locked } else { locked.reopen_read_only().map_err(Failure::said)? };
         Ok(Whole { size, continued_at, digest, validator, _locked: locked })
     }
 }

@@ -95,8 +95,8 @@ fn images_of_all_formats_are_read_from_nginx() {
         let info = site.json(&format!("image info {url}"));
         assert_eq!((&info[0]["size"], &info[0]["format"]), (&(32 * MIB).into(), &format.into()), "{info}");
         let local = format!("{format}:{file}");
-        // Nothing is known about holes of a file at a server, which are those within the blocks of a VHD.
-        if !["raw", "vhd"].contains(&format) {
+        // Nothing is known about holes of a file at a server, which may be in the large blocks of VHDs.
+        if ["qcow2", "vmdk"].contains(&format) {
             assert_eq!(site.json(&format!("image map {url}")), room.json(&format!("image map {local}")), "{file}");
             let measured = |of: &str| site.json(&format!("image measure {of} --format qcow2"))["required"].clone();
             assert_eq!(measured(&url), measured(&local), "{file}");
@@ -110,7 +110,7 @@ fn images_of_all_formats_are_read_from_nginx() {
     site.done(&format!("image compare qcow2:{url} raw:full.raw"));
     // A format is not taken from the contents.
     let said = site.run(&format!("image convert raw:{url} qcow2:none"));
-    assert!(said.code == Some(4) && said.err.contains("qcow2"), "{said:?}");
+    assert!(said.code == Some(64) && said.err.contains("qcow2"), "{said:?}");
     assert!(!room.file("none").exists());
 }
 

@@ -18,8 +18,8 @@ const URL_MAX: usize = 4096;
 #[serde(try_from = "String", into = "String")]
 pub struct ImageUrl(String);
 
-/// The digest that a file must have: `sha256:HEX`, `sha512:HEX`, the URL of a list of digests, or `auto` for a list next
-/// to the file.
+/// The digest that a file must have: `sha256:HEX`, `sha512:HEX`, the URL of a list of digests, or `auto` for a list
+/// next to the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct FileChecksum(String);

@@ -11,7 +11,7 @@ use control::size::Size;
 use control::tracking::ExpectedMaps;
 use control::{FormatName, ImageName, NotAnImage, SizeRule};
 
-use super::{Access, Confirm, Handing, NewSize, Parents, Sharing, number};
+use super::{Access, Confirm, Fetch, Handing, NewSize, Parents, Sharing, number};
 
 /// Jobs on images that are not being served.
 #[derive(Debug, Subcommand)]
@@ -238,26 +238,6 @@ pub enum ChangesFormat {
     Total,
 }
 
-/// `image fetch`.
-#[derive(Debug, Args)]
-pub struct Fetch {
-    /// The URL of the file: https://HOST/PATH
-    pub url: String,
-    /// The file to create, which must not exist. Until it is complete, its name has a dot in front, and `.tapline-part`
-    /// behind
-    pub file: PathBuf,
-    /// Fail unless it has this digest: sha256:HEX or sha512:HEX, or the one in a list: its URL, or auto for SHA256SUMS,
-    /// SHA512SUMS, NAME.sha256 or NAME.sha512 next to the file
-    #[arg(long, value_name = "DIGEST|URL|auto")]
-    pub checksum: Option<Checksum>,
-    /// Where its file comes from.
-    #[command(flatten)]
-    pub handing: Handing,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
 /// `image convert`.
 #[derive(Clone, Debug, Args)]
 pub struct Convert {
@@ -296,8 +276,8 @@ pub struct Convert {
     /// program; zstd takes less time, and is read by QEMU since version 5.1
     #[arg(long, value_name = "METHOD", num_args = 0..=1, require_equals = true, default_missing_value = "zlib")]
     pub compress: Option<Compress>,
-    /// Download the source, an image at an HTTP server, as a whole first, and fail unless it has this digest; see 'image
-    /// fetch'. The download is next to the target, and is continued if it was interrupted
+    /// Download the source, an image at an HTTP server, as a whole first, and fail unless it has this digest; see
+    /// 'image fetch'. The download is next to the target, and is continued if it was interrupted
     #[arg(long, value_name = "DIGEST|URL|auto", conflicts_with = "handed")]
     pub checksum: Option<Checksum>,
     /// Threads that compress [default: one for each processor]

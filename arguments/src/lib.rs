@@ -7,6 +7,7 @@ pub mod backup;
 mod confirm;
 mod dirty_bitmap;
 pub mod example;
+mod fetch;
 mod image;
 mod limit;
 pub mod mistyped;
@@ -27,9 +28,10 @@ use control::{CpuList, ImageName, POLLING_MAX_US, PollingMode, SizeRule, THREADS
 
 pub use confirm::Confirm;
 pub use dirty_bitmap::DirtyBitmap;
+pub use fetch::Fetch;
 pub use image::{
-    Bench, Changes, ChangesFormat, Check, Compact, Compare, Compress, Convert, Create, Fetch, Flatten, ImageCommand,
-    Info, Map, Measure, Merge, Pattern, Rebase, Replay, Resize, Seal, Snapshot, Speed,
+    Bench, Changes, ChangesFormat, Check, Compact, Compare, Compress, Convert, Create, Flatten, ImageCommand, Info,
+    Map, Measure, Merge, Pattern, Rebase, Replay, Resize, Seal, Snapshot, Speed,
 };
 pub use limit::{LIMITS, LimitWords};
 pub use new_size::NewSize;

@@ -8,14 +8,14 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 /// A kind of digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
-    /// SHA-256.
+    /// SHA-256 of FIPS 180.
     Sha256,
-    /// SHA-512.
+    /// SHA-512 of FIPS 180.
     Sha512,
 }
 
 impl Algorithm {
-    /// Its name.
+    /// Its name in a checksum.
     pub fn word(self) -> &'static str {
         match self {
             Algorithm::Sha256 => "sha256",
@@ -35,7 +35,7 @@ impl Algorithm {
 /// A digest of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Digest {
-    /// Its kind.
+    /// The kind of digest.
     pub algorithm: Algorithm,
     bytes: Vec<u8>,
 }

@@ -4,8 +4,8 @@
 //! the file is read next time. Nor is a data file ever opened because an image refers to it.
 //!
 //! `nbd://HOST[:PORT]/EXPORT` and `nbd+unix:///EXPORT?socket=PATH` are raw images at an NBD server; their path is the
-//! URI. A file of such a name is `raw:./nbd:...`. `FORMAT:https://HOST/PATH` is an image at an HTTP server, whose format
-//! may also be the ending of the URL: the user writes both, no guest can change either.
+//! URI. A file of such a name is `raw:./nbd:...`. `FORMAT:https://HOST/PATH` is an image at an HTTP server, whose
+//! format may also be the ending of the URL: the user writes both, no guest can change either.
 //!
 //! `null:SIZE` and `model:KIND,size=SIZE` are disks that have no file and store nothing, for measurements
 //! ([`ImageName::to_measure`]). They are only understood where they are of use; everywhere else they are refused.

@@ -1,7 +1,7 @@
 //! One request: sent, redirected within limits, and judged by its status.
 //!
-//! Invariants: no redirection leads from https to http; no request or answer takes longer, and no header is larger, than
-//! the constants here say; an answer is never decompressed. Requests of one client share connections.
+//! Invariants: no redirection leads from https to http; no request or answer takes longer, and no header is larger,
+//! than the constants here say; an answer is never decompressed. Requests of one client share connections.
 
 use std::io::Read;
 use std::sync::Arc;

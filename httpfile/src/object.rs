@@ -60,7 +60,7 @@ impl Object {
         Ok((Object { client: Arc::clone(client), url: url.clone(), place, identity, broken, is_lost }, first))
     }
 
-    /// Its URL.
+    /// The URL with which it was opened.
     pub fn url(&self) -> &Url {
         &self.url
     }

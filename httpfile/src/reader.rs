@@ -50,7 +50,7 @@ impl Reader {
         Reader { object, blocks: Mutex::new(blocks), arrived: Condvar::new() }
     }
 
-    /// The object.
+    /// The object that is read.
     pub fn object(&self) -> &Object {
         &self.object
     }

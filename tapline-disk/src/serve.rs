@@ -149,12 +149,9 @@ fn signals() -> Result<[Signal; 3], Failure> {
 
 /// Rejects what a disk with an image at an NBD server does not have: successors need files that can be passed on.
 fn check_remote(serve: &Serve) -> Result<(), Failure> {
-    let mut names = std::iter::once(&serve.image).chain(&serve.parents.names);
-    names.try_for_each(|name| http::refuse(format!("serve {name}"), name))?;
-    let mut names = std::iter::once(&serve.image).chain(&serve.parents.names);
-    let Some(remote) = names.find(|name| name.uri().is_some()) else {
-        return Ok(());
-    };
+    let names = || std::iter::once(&serve.image).chain(&serve.parents.names);
+    names().try_for_each(|name| http::refuse(format!("serve {name}"), name))?;
+    let Some(remote) = names().find(|name| name.uri().is_some()) else { return Ok(()) };
     let option = match () {
         () if serve.xen.is_some() => "--xen",
         () if serve.take_over => "--take-over",

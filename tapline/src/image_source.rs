@@ -18,8 +18,8 @@ pub enum ImageSource {
 /// How an image at a server is verified.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct Verified {
-    /// Fail unless the file at the URL has this digest: sha256:HEX or sha512:HEX, or the one in a list: its URL, or auto
-    /// for SHA256SUMS, SHA512SUMS, NAME.sha256 or NAME.sha512 next to the file
+    /// Fail unless the file at the URL has this digest: sha256:HEX or sha512:HEX, or the one in a list: its URL, or
+    /// auto for SHA256SUMS, SHA512SUMS, NAME.sha256 or NAME.sha512 next to the file
     #[arg(long, value_name = "DIGEST|URL|auto")]
     pub checksum: Option<FileChecksum>,
     /// Also read over http, without TLS: anyone on the way can change what is read

@@ -273,7 +273,8 @@ fn a_process_on_passed_files_connects_only_if_it_may() {
     assert!(room.read("a") == bytes);
 }
 
-/// As the daemon runs it: another user's process, which resolves a name, verifies a certificate, and opens nothing else.
+/// As the daemon runs it: another user's process, which resolves a name, verifies a certificate, and opens nothing
+/// else.
 #[test]
 fn a_confined_process_downloads_over_tls() {
     let Some(_) = confined::room() else { return };

@@ -1,5 +1,5 @@
-//! The format of an imported file. It is never guessed; if it is missing, the error shows the command to type. A URL may
-//! end in it.
+//! The format of an imported file. It is never guessed; if it is missing, the error shows the command to type. A URL
+//! may end in it.
 
 use std::path::Path;
 

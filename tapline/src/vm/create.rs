@@ -33,8 +33,8 @@ pub struct Create {
     #[arg(long, value_name = word::AUTOSTART, value_parser = word::autostart, num_args = 0..=1, require_equals = true, default_missing_value = "")]
     autostart: Option<Autostart>,
     /// A disk, in the order in which the guest finds them: the name or UUID prefix of one that exists, NAME=SIZE for a
-    /// new one, or NAME=FORMAT:FILE for a new one with the contents of an image file, also NAME=FORMAT:https://HOST/PATH,
-    /// where the ending of the URL may be the format; may be given several times
+    /// new one, or NAME=FORMAT:FILE for a new one with the contents of an image file, also
+    /// NAME=FORMAT:https://HOST/PATH, where the ending of the URL may be the format; may be given several times
     #[arg(long, value_name = "NAME[=SIZE|=FORMAT:FILE|=URL]", value_parser = disk_spec)]
     disk: Vec<DiskSpec>,
     /// The digest of a disk's image at a URL, as with 'vdi import'; may be given several times

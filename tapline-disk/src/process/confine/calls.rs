@@ -171,8 +171,8 @@ const F_SETOWN_EX: c_int = 15;
 /// into a terminal as its user.
 const SIGNALS_BY_IOCTL: [u32; 3] = [0x8901, 0x8902, 0x5412];
 
-/// What a process that may reach servers needs besides: sockets of the internet and of netlink (the resolver looks which
-/// addresses this host has), and files that Landlock allows.
+/// What a process that may reach servers needs besides: sockets of the internet and of netlink (the resolver looks
+/// which addresses this host has), and files that Landlock allows.
 const SERVERS: &[c_long] = &[
     libc::SYS_connect,
     libc::SYS_bind,

@@ -350,8 +350,7 @@ pub struct Measure {
 
 /// A format that images are written in.
 fn format(word: &str) -> Result<FormatName, String> {
-    let known = FormatName::of(word).filter(|format| !format.is_read_only());
-    known.ok_or_else(|| "it must be raw, vhd or qcow2".into())
+    FormatName::of(word).filter(|format| !format.is_read_only()).ok_or_else(|| "it must be raw, vhd or qcow2".into())
 }
 
 /// An image, or `-`: a raw disk on standard input or output.

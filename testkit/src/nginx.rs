@@ -1,4 +1,4 @@
-//! nginx, which serves a directory over HTTP and HTTPS to this host.
+//! nginx, which serves a directory over HTTP and HTTPS to this host; `/to-http/` is redirected from HTTPS to HTTP.
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};
@@ -31,8 +31,9 @@ impl Nginx {
              access_log {room}/nginx-access.log; {temporary}\
              server {{ listen 127.0.0.1:{}; root {room}/www; }}\n\
              server {{ listen 127.0.0.1:{} ssl; ssl_certificate {keys}/server-cert.pem; \
-             ssl_certificate_key {keys}/server-key.pem; root {room}/www; }}\n}}\n",
-            ports[0], ports[1]
+             ssl_certificate_key {keys}/server-key.pem; root {room}/www; \
+             location /to-http/ {{ return 302 http://localhost:{}/full.raw; }} }}\n}}\n",
+            ports[0], ports[1], ports[0]
         );
         let settings = directory.join("nginx.conf");
         fs::write(&settings, text).unwrap();

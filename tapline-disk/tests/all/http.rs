@@ -128,6 +128,8 @@ fn a_server_must_be_proven_by_tls() {
     let hex = sha256(&site.room, "full.raw");
     site.done(&format!("image fetch {plain} whole.raw --checksum sha256:{hex}"));
     assert!(site.room.read("whole.raw") == site.room.read("full.raw"));
+    let said = site.run(&format!("image info {} --insecure-http", site.nginx.https("to-http/full.raw")));
+    assert!(said.code == Some(4) && said.err.contains("redirects from https"), "{said:?}");
     let (mirror, _) = served(MIB);
     mirror.play(Trick::Redirects(site.nginx.https("full.raw")));
     site.done(&format!("image info {} --insecure-http", mirror.url("/a.raw")));

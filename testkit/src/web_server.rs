@@ -47,9 +47,12 @@ pub enum Trick {
     Lies,
 }
 
+/// The bytes of an object, and the number in its ETag.
+type Version = (Arc<Vec<u8>>, u32);
+
 #[derive(Debug)]
 struct State {
-    objects: BTreeMap<String, (Arc<Vec<u8>>, u32)>,
+    objects: BTreeMap<String, Version>,
     trick: Trick,
     /// How many more requests the trick is for; `None` for all.
     times: Option<u32>,
@@ -157,7 +160,7 @@ impl Shared {
     }
 
     /// Counts a request, waits for its turn, and returns how it is answered.
-    fn judge(&self, request: &Request) -> (Trick, Option<(Arc<Vec<u8>>, u32)>) {
+    fn judge(&self, request: &Request) -> (Trick, Option<Version>) {
         let mut state = self.state.lock().unwrap();
         let range = request.range.map_or(String::new(), |(first, last)| format!(" {first}-{last}"));
         state.requests.push(format!("{}{range}", request.path));
@@ -201,12 +204,7 @@ fn receive(socket: &mut TcpStream) -> std::io::Result<Option<Request>> {
 }
 
 /// Answers; returns whether the connection is kept.
-fn answer(
-    socket: &mut TcpStream,
-    request: &Request,
-    trick: Trick,
-    object: Option<(Arc<Vec<u8>>, u32)>,
-) -> std::io::Result<bool> {
+fn answer(socket: &mut TcpStream, request: &Request, trick: Trick, object: Option<Version>) -> std::io::Result<bool> {
     let status = |socket: &mut TcpStream, status: &str, headers: &str| {
         write!(socket, "HTTP/1.1 {status} x\r\n{headers}Content-Length: 0\r\n\r\n")
     };

@@ -18,7 +18,7 @@ fn fetch(server: &WebServer, file: &File) -> Result<u64, DownloadError> {
 }
 
 fn contents(file: &File) -> Vec<u8> {
-    let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
+    let mut bytes = vec![0; usize::try_from(file.metadata().unwrap().len()).unwrap()];
     file.read_exact_at(&mut bytes, 0).unwrap();
     bytes
 }

@@ -38,6 +38,7 @@ mod vdi;
 mod visible;
 mod vm;
 mod vm_snapshot;
+mod web;
 
 pub use autostart::Autostart;
 pub use backup_place::{BackupPlace, Region, S3Access, ServerUrl};
@@ -81,3 +82,4 @@ pub use vdi::{
 pub use visible::visible;
 pub use vm::{Boot, CONSOLE_PROTOCOL, Driver, Power, Suspended, Vm, VmCreate, VmHardware, VmPatch, VmShutdown};
 pub use vm_snapshot::{VmClone, VmRevert, VmSnapshot, VmSnapshotCreate, VmSnapshotDisk, VmSnapshotPatch};
+pub use web::{FileChecksum, ImageUrl};

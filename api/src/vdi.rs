@@ -9,8 +9,8 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::{
-    AbsolutePath, BackupSchedule, ChangeTracking, Description, Health, LogicalBlockSize, Name, OtherConfig, Problem,
-    Retention, Size, Tags, Use,
+    AbsolutePath, BackupSchedule, ChangeTracking, Description, FileChecksum, Health, ImageUrl, LogicalBlockSize, Name,
+    OtherConfig, Problem, Retention, Size, Tags, Use,
 };
 
 /// A virtual disk.
@@ -326,7 +326,8 @@ pub struct VdiCopy {
     pub other_config: OtherConfig,
 }
 
-/// Creates a VDI from a file on the host or from an upload: either `path` or `upload` is given.
+/// Creates a VDI from a file on the host, an upload, or a file at an HTTP server: either `path`, `upload` or `url` is
+/// given.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VdiImport {
@@ -350,6 +351,16 @@ pub struct VdiImport {
     /// The upload, all of which has arrived. It is gone when the VDI has been created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upload: Option<Uuid>,
+    /// The file at an HTTP server. It is downloaded into the repository as a whole first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub url: Option<ImageUrl>,
+    /// The digest that the file at an HTTP server must have, or where that is found.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checksum: Option<FileChecksum>,
+    /// Whether the file is read over plain HTTP, where anyone on the way can change it, although its digest is not
+    /// given.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub insecure_http: bool,
     /// Format of the file; it is never guessed.
     pub source_format: SourceFormat,
     /// Whether a file that is raw is taken for that although it looks like an image of another format.

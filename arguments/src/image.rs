@@ -6,11 +6,12 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
+use control::checksum::Checksum;
 use control::size::Size;
 use control::tracking::ExpectedMaps;
 use control::{FormatName, ImageName, NotAnImage, SizeRule};
 
-use super::{Access, Confirm, Handing, NewSize, Parents, Sharing, number};
+use super::{Access, Confirm, Fetch, Handing, NewSize, Parents, Sharing, number};
 
 /// Jobs on images that are not being served.
 #[derive(Debug, Subcommand)]
@@ -28,6 +29,8 @@ pub enum ImageCommand {
     /// End a map of changed blocks for good, for a daemon: a snapshot was taken of its disk, which was not plugged
     #[command(hide = true)]
     Seal(Seal),
+    /// Download a file from an HTTP server; a download that was interrupted is continued
+    Fetch(Fetch),
     /// Copy a disk into a new image, possibly of another format; holes are preserved
     Convert(Convert),
     /// Show how much space a disk would take in another format
@@ -64,6 +67,7 @@ impl ImageCommand {
             ImageCommand::Map(map) => Some(map.handing),
             ImageCommand::Changes(changes) => Some(changes.handing),
             ImageCommand::Seal(seal) => Some(seal.handing),
+            ImageCommand::Fetch(fetch) => Some(fetch.handing),
             ImageCommand::Convert(convert) => Some(convert.handing),
             ImageCommand::Measure(measure) => Some(measure.handing),
             ImageCommand::Compare(compare) => Some(compare.handing),
@@ -235,9 +239,10 @@ pub enum ChangesFormat {
 }
 
 /// `image convert`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct Convert {
-    /// The image to read, or the URI of a raw disk at an NBD server; - is a raw disk on standard input
+    /// The image to read, the URI of a raw disk at an NBD server, or FORMAT:https://HOST/PATH; - is a raw disk on
+    /// standard input
     #[arg(value_name = "SRC", value_parser = image_or_stream)]
     pub source: ImageName,
     /// The image to create, or the URI of an existing disk; - is a raw disk on standard output, vhd:- with --fixed a
@@ -271,6 +276,10 @@ pub struct Convert {
     /// program; zstd takes less time, and is read by QEMU since version 5.1
     #[arg(long, value_name = "METHOD", num_args = 0..=1, require_equals = true, default_missing_value = "zlib")]
     pub compress: Option<Compress>,
+    /// Download the source, an image at an HTTP server, as a whole first, and fail unless it has this digest; see
+    /// 'image fetch'. The download is next to the target, and is continued if it was interrupted
+    #[arg(long, value_name = "DIGEST|URL|auto", conflicts_with = "handed")]
+    pub checksum: Option<Checksum>,
     /// Threads that compress [default: one for each processor]
     #[arg(long, value_name = "N", requires = "compress", value_parser = number::<u16>(1..=256))]
     pub threads: Option<u16>,
@@ -341,8 +350,7 @@ pub struct Measure {
 
 /// A format that images are written in.
 fn format(word: &str) -> Result<FormatName, String> {
-    let known = FormatName::of(word).filter(|format| !format.is_read_only());
-    known.ok_or_else(|| "it must be raw, vhd or qcow2".into())
+    FormatName::of(word).filter(|format| !format.is_read_only()).ok_or_else(|| "it must be raw, vhd or qcow2".into())
 }
 
 /// An image, or `-`: a raw disk on standard input or output.

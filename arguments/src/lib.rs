@@ -7,6 +7,7 @@ pub mod backup;
 mod confirm;
 mod dirty_bitmap;
 pub mod example;
+mod fetch;
 mod image;
 mod limit;
 pub mod mistyped;
@@ -27,6 +28,7 @@ use control::{CpuList, ImageName, POLLING_MAX_US, PollingMode, SizeRule, THREADS
 
 pub use confirm::Confirm;
 pub use dirty_bitmap::DirtyBitmap;
+pub use fetch::Fetch;
 pub use image::{
     Bench, Changes, ChangesFormat, Check, Compact, Compare, Compress, Convert, Create, Flatten, ImageCommand, Info,
     Map, Measure, Merge, Pattern, Rebase, Replay, Resize, Seal, Snapshot, Speed,
@@ -49,9 +51,13 @@ pub struct Arguments {
     /// Treat images given as raw: as raw even if they look like another format
     #[arg(long, global = true)]
     pub really_raw: bool,
-    /// How long requests wait for an NBD server that is away before they fail [default: 300 with serve, 60 otherwise]
+    /// How long requests wait for an NBD or HTTP server that is away before they fail [default: 300 with serve, 60
+    /// otherwise]
     #[arg(long, global = true, value_name = "SECONDS|forever")]
     pub patience: Option<Patience>,
+    /// Also read images over http, without TLS: anyone on the way can change what is read
+    #[arg(long, global = true)]
+    pub insecure_http: bool,
     /// The command.
     #[command(subcommand)]
     pub command: Command,
@@ -315,6 +321,9 @@ pub struct Handing {
     /// Then drop all privileges and all access to files and sockets by name
     #[arg(long, requires = "handed", help_heading = "For daemons")]
     pub confine: bool,
+    /// Keep the right to connect to servers and to read what that needs, such as /etc/resolv.conf
+    #[arg(long, hide = true, requires = "handed")]
+    pub network: bool,
     /// Exit as if killed when the other end of standard input is closed
     #[arg(long, hide = true)]
     pub end_with_input: bool,

@@ -4,7 +4,8 @@
 //! the file is read next time. Nor is a data file ever opened because an image refers to it.
 //!
 //! `nbd://HOST[:PORT]/EXPORT` and `nbd+unix:///EXPORT?socket=PATH` are raw images at an NBD server; their path is the
-//! URI. A file of such a name is `raw:./nbd:...`.
+//! URI. A file of such a name is `raw:./nbd:...`. `FORMAT:https://HOST/PATH` is an image at an HTTP server, whose
+//! format may also be the ending of the URL: the user writes both, no guest can change either.
 //!
 //! `null:SIZE` and `model:KIND,size=SIZE` are disks that have no file and store nothing, for measurements
 //! ([`ImageName::to_measure`]). They are only understood where they are of use; everywhere else they are refused.
@@ -101,6 +102,9 @@ const STREAM: &str = "-";
 /// The beginnings of URIs of NBD servers.
 const REMOTE: [&str; 4] = ["nbd://", "nbd+unix://", "nbds://", "nbds+unix://"];
 
+/// The beginnings of URLs of HTTP servers.
+const WEB: [&str; 2] = ["https://", "http://"];
+
 /// Why a word is not an image name.
 #[derive(Debug, PartialEq, Eq)]
 pub enum NotAnImage {
@@ -118,6 +122,8 @@ pub enum NotAnImage {
     StoresNothing(String),
     /// The text behind the format is not the size of such a disk.
     NoSize(String),
+    /// A URL whose ending is not a format.
+    NoEnding(String),
 }
 
 impl std::error::Error for NotAnImage {}
@@ -146,6 +152,11 @@ impl fmt::Display for NotAnImage {
             NotAnImage::StoresNothing(word) => {
                 write!(f, "'{word}' stores nothing and is only for measurements, with 'serve' or 'image bench'")
             }
+            NotAnImage::NoEnding(url) => write!(
+                f,
+                "'{url}' does not end in a format; use qcow2:{url} or raw:{url} (cloud images that end in .img are \
+                 usually qcow2; a compressed file must be downloaded and unpacked)"
+            ),
             NotAnImage::NoSize(word) => {
                 write!(
                     f,
@@ -172,6 +183,11 @@ impl FromStr for ImageName {
         if is_remote(word) {
             return Ok(ImageName { format: FormatName::Raw, path: PathBuf::from(word), data_file: None });
         }
+        if is_web(word) {
+            let (format, path) = (format_of_url(word), PathBuf::from(word));
+            let format = format.ok_or_else(|| NotAnImage::NoEnding(word.to_owned()))?;
+            return Ok(ImageName { format, path, data_file: None });
+        }
         let no_format = || NotAnImage::NoFormat(word.to_owned());
         let (format, path) = word.split_once(':').ok_or_else(no_format)?;
         let format = match FormatName::of(format) {
@@ -183,6 +199,9 @@ impl FromStr for ImageName {
             }
             None => return Err(NotAnImage::UnknownFormat(format.to_owned())),
         };
+        if is_web(path) {
+            return Ok(ImageName { format, path: PathBuf::from(path), data_file: None });
+        }
         let (path, data_file) = match path.split_once(DATA_FILE) {
             None => (path, None),
             Some(_) if format != FormatName::Qcow2 => return Err(NotAnImage::HasNone(format)),
@@ -200,6 +219,17 @@ impl FromStr for ImageName {
 
 fn is_remote(word: &str) -> bool {
     REMOTE.iter().any(|scheme| word.starts_with(scheme))
+}
+
+fn is_web(word: &str) -> bool {
+    WEB.iter().any(|scheme| word.starts_with(scheme))
+}
+
+/// The format in which the path of a URL ends.
+fn format_of_url(url: &str) -> Option<FormatName> {
+    let (_, rest) = url.split_once("://")?;
+    let (_, name) = rest.split(['?', '#']).next()?.rsplit_once('/')?;
+    FormatName::of(name.rsplit_once('.')?.1)
 }
 
 impl ImageName {
@@ -250,9 +280,19 @@ impl ImageName {
         self.path.to_str().filter(|path| self.format == FormatName::Raw && is_remote(path))
     }
 
-    /// The same image with other paths to its files. A disk without a file has none, nor has one at an NBD server.
+    /// The URL of an image at an HTTP server, which is only read.
+    pub fn url(&self) -> Option<&str> {
+        self.path.to_str().filter(|path| is_web(path))
+    }
+
+    /// Whether the image is at a server, and not a file of this host.
+    pub fn is_at_server(&self) -> bool {
+        self.uri().is_some() || self.url().is_some()
+    }
+
+    /// The same image with other paths to its files. A disk without a file has none, nor has one at a server.
     pub fn map_paths<E>(&self, mut path: impl FnMut(&Path) -> Result<PathBuf, E>) -> Result<ImageName, E> {
-        if self.format.stores_nothing() || self.uri().is_some() {
+        if self.format.stores_nothing() || self.is_at_server() {
             return Ok(self.clone());
         }
         let data_file = self.data_file.as_deref().map(&mut path).transpose()?;
@@ -340,6 +380,23 @@ mod test {
         let file: ImageName = "raw:nbd://host/e".parse().unwrap();
         assert_eq!((file.uri(), file.path()), (None, Path::new("./nbd://host/e")));
         assert_eq!("qcow2:nbd://host/e".parse::<ImageName>().unwrap().uri(), None);
+    }
+
+    #[test]
+    fn a_url_is_an_image_of_the_format_before_it_or_of_its_ending() {
+        let name: ImageName = "https://host/a.b/web.qcow2?x=1.raw".parse().unwrap();
+        assert_eq!((name.format, name.url()), (FormatName::Qcow2, Some("https://host/a.b/web.qcow2?x=1.raw")));
+        assert_eq!((name.uri(), name.is_at_server()), (None, true));
+        assert_eq!(name.map_paths(|_| Err(())), Ok(name.clone()), "there is no path");
+        assert_eq!(name.to_string().parse(), Ok(name));
+        let name: ImageName = "qcow2:https://host/web.img,data-file=x".parse().unwrap();
+        assert_eq!((name.url(), name.data_file.as_ref()), (Some("https://host/web.img,data-file=x"), None));
+        assert_eq!("http://h/a.vhdx".parse::<ImageName>().map(|name| name.format), Ok(FormatName::Vhdx));
+        for word in ["https://host/web.img", "https://host.raw", "https://host/web.qcow2.xz", "https://host/web"] {
+            assert_eq!(word.parse::<ImageName>(), Err(NotAnImage::NoEnding(word.into())), "{word}");
+        }
+        let file: ImageName = "raw:./https://host/a".parse().unwrap();
+        assert_eq!((file.url(), file.is_at_server()), (None, false));
     }
 
     #[test]

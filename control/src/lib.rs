@@ -10,6 +10,7 @@
 pub mod answer;
 pub mod ask;
 pub mod calibration;
+pub mod checksum;
 mod client;
 mod cpu_list;
 mod error;

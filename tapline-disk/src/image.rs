@@ -7,6 +7,7 @@ pub mod damage;
 pub mod engine_choice;
 pub mod expected_maps;
 pub mod fileless;
+pub mod http;
 pub mod libvhd;
 pub mod map_of_daemon;
 pub mod mtime;

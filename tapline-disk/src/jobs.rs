@@ -10,6 +10,7 @@ pub mod compare;
 pub mod convert;
 pub mod copy_up;
 pub mod create;
+pub mod fetch;
 pub mod info;
 pub mod map;
 pub mod measure;
@@ -29,11 +30,11 @@ use control::ImageName;
 /// Returns the images of a command that must be files.
 pub fn needing_files(command: &ImageCommand) -> Vec<&ImageName> {
     use ImageCommand::{
-        Bench, Changes, Check, Clone, Compact, Compare, Convert, Create, Flatten, Info, Map, Measure, Merge, Rebase,
-        Replay, Resize, Seal, Snapshot,
+        Bench, Changes, Check, Clone, Compact, Compare, Convert, Create, Fetch, Flatten, Info, Map, Measure, Merge,
+        Rebase, Replay, Resize, Seal, Snapshot,
     };
     match command {
-        Info(_) | Map(_) | Changes(_) | Seal(_) | Convert(_) | Measure(_) | Compare(_) => Vec::new(),
+        Info(_) | Map(_) | Changes(_) | Seal(_) | Fetch(_) | Convert(_) | Measure(_) | Compare(_) => Vec::new(),
         // An export is created by its server; as a parent it may stand alone.
         Create(create) => vec![&create.image],
         Check(check) => vec![&check.image],

@@ -21,6 +21,7 @@ use files::{Files, Handed, passed};
 use image::redo_log;
 use jobs::snapshot::SnapshotVerb;
 use nbd::tls::directory;
+use process::confine::Reach;
 use process::failure::{Exit, Failure};
 use process::{confine, exit_with_parent, log, output, panics, placement, signals};
 use serve::{polling, threads};
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
             ExitCode::from(exit.code())
         }
         Err(failure) => {
+            let failure = image::http::explain(failure);
             log::say_failure(&failure);
             if arguments.command.handing().is_some_and(|handing| handing.handed) {
                 output::send_failure(&failure);
@@ -55,6 +57,7 @@ fn carry_out(arguments: &Arguments) -> Result<Exit, Failure> {
         placement::place(serve)?;
     }
     arguments.patience.into_iter().for_each(image::remote::set_patience);
+    image::http::configure(arguments);
     signals::ignore_sigxfsz().map_err(|error| Failure::new("handle SIGXFSZ", error))?;
     if let Some(handing) = command.handing() {
         if handing.handed {
@@ -97,8 +100,11 @@ fn receive(command: &Command) -> Result<Files, Failure> {
     polling::prepare();
     threads::prepare();
     serve::admission::share::prepare();
+    if handing.network {
+        image::http::keep_network();
+    }
     if handing.confine {
-        confine::enter()?;
+        confine::enter(if handing.network { Reach::Servers } else { Reach::Nothing })?;
     }
     // A confined process's threads are confined too.
     if handing.end_with_input && handing.handed {
@@ -116,6 +122,7 @@ fn run_job(files: &Files, command: &ImageCommand) -> Result<Exit, Failure> {
         ImageCommand::Map(map) => jobs::map::run(files, map),
         ImageCommand::Changes(changes) => jobs::changes::run(files, changes),
         ImageCommand::Seal(seal) => jobs::seal::run(files, seal),
+        ImageCommand::Fetch(fetch) => jobs::fetch::run(files, fetch),
         ImageCommand::Convert(convert) => jobs::convert::run(files, convert),
         ImageCommand::Compare(compare) => jobs::compare::run(files, compare),
         ImageCommand::Snapshot(snapshot) => jobs::snapshot::run(files, snapshot, SnapshotVerb::Snapshot),

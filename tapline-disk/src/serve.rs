@@ -44,6 +44,7 @@ use crate::files::access;
 use crate::image::chain::{self, Chain, Layers};
 use crate::image::engine_choice::{self, Data};
 use crate::image::fileless;
+use crate::image::http;
 use crate::process::failure::{Exit, Failure, explain, only_read};
 use crate::process::log::say;
 use crate::process::output;
@@ -148,10 +149,9 @@ fn signals() -> Result<[Signal; 3], Failure> {
 
 /// Rejects what a disk with an image at an NBD server does not have: successors need files that can be passed on.
 fn check_remote(serve: &Serve) -> Result<(), Failure> {
-    let Some(remote) = std::iter::once(&serve.image).chain(&serve.parents.names).find(|name| name.uri().is_some())
-    else {
-        return Ok(());
-    };
+    let names = || std::iter::once(&serve.image).chain(&serve.parents.names);
+    names().try_for_each(|name| http::refuse(format!("serve {name}"), name))?;
+    let Some(remote) = names().find(|name| name.uri().is_some()) else { return Ok(()) };
     let option = match () {
         () if serve.xen.is_some() => "--xen",
         () if serve.take_over => "--take-over",

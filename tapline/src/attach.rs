@@ -11,10 +11,11 @@ use uuid::Uuid;
 
 use crate::confirm::Confirm;
 use crate::find::Disk;
+use crate::image_source::{ImageSource, Verified};
 use crate::output::say;
 use crate::session::{Session, named, print};
 use crate::vbd::{VmManager, paste, release};
-use crate::word::{self, HostPath};
+use crate::word;
 
 /// Arguments of `vdi attach`.
 #[derive(clap::Args)]
@@ -128,22 +129,28 @@ pub async fn make(
     uuid(&session.finish(session.client.vdi_create(&request).await?).await?)
 }
 
-/// Creates a disk from an image file and waits for it; returns its UUID.
+/// Creates a disk from an image and waits for it; returns its UUID.
 pub async fn import(
     session: &Session,
     name: &str,
-    source_format: SourceFormat,
-    path: HostPath,
+    (source_format, source): (SourceFormat, ImageSource),
+    verified: Verified,
     sr: Option<&str>,
 ) -> Result<Uuid, Problem> {
+    source.check(&verified)?;
+    let (path, url) = source.of_request(session)?;
+    let Verified { checksum, insecure_http } = verified;
     let request = VdiImport {
         uuid: None,
         sr: session.sr_or_only(sr).await?,
         name: disk_name(name)?,
         allow_duplicate_name: false,
         description: Default::default(),
-        path: Some(session.path(path)?),
+        path,
         upload: None,
+        url,
+        checksum,
+        insecure_http,
         source_format,
         really_raw: false,
         logical_block_size: None,

@@ -26,6 +26,7 @@ mod find;
 mod hand_over;
 mod health;
 mod host;
+mod image_source;
 mod label;
 mod libvirt_hook;
 mod manual;

@@ -82,6 +82,7 @@ macro_rules! with_kinds {
             vdi::DataDestroy,
             vdi::Destroy,
             vdi::DisableTracking,
+            vdi::Fetch,
             vdi::EnableTracking,
             vdi::Export,
             vdi::Import,

@@ -5,8 +5,10 @@
 pub mod certificates;
 pub mod firmware;
 pub mod nbd;
+pub mod nginx;
 pub mod program;
 pub mod ring;
 #[cfg(feature = "s3")]
 pub mod s3_server;
 pub mod vhost;
+pub mod web_server;

@@ -22,7 +22,7 @@ use memory::Buffer;
 
 use crate::backend::Backend;
 use crate::lanes::{BELL, Lanes};
-use crate::remotes::{Pushed, Remotes};
+use crate::remotes::{Elsewhere, Pushed, Remotes};
 use crate::{EngineError, ImageFile};
 
 /// The maximum number of concurrent operations: an io_uring has at most 32768 entries, and no storage needs half of
@@ -256,8 +256,8 @@ impl Engine {
 
     /// Adds the file to the stage of exports if it is one.
     fn add_remote(&mut self, id: FileId) -> Result<(), EngineError> {
-        match self.backend.file(id).and_then(ImageFile::remote).cloned() {
-            Some(remote) => self.remotes.get_or_insert_default().add(id, remote),
+        match self.backend.file(id).and_then(Elsewhere::of) {
+            Some(elsewhere) => self.remotes.get_or_insert_default().add(id, elsewhere),
             None => Ok(()),
         }
     }

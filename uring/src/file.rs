@@ -15,10 +15,11 @@ use rustix::fs::{MemfdFlags, OFlags, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::alignment::{TMPFS, is_on};
+use crate::blocking_source::SourceFile;
 use crate::known_len::KnownLen;
 use crate::lock;
 use crate::unique_id::unique_id;
-use crate::{AccessMode, Alignment, FileOpenError, Remote};
+use crate::{AccessMode, Alignment, FileOpenError, ReadSource, Remote};
 
 /// Where file data is cached between us and the storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +74,8 @@ pub struct ImageFile {
     data: Option<Box<ImageFile>>,
     /// The export that this stands for: all I/O goes to its server.
     remote: Option<Remote>,
+    /// The source that this stands for: all bytes are read from it.
+    source: Option<SourceFile>,
     /// A sync by [`ImageFile::sync`] has failed.
     pub(crate) sync_failed: bool,
 }
@@ -145,6 +148,21 @@ impl ImageFile {
         })
     }
 
+    /// A stand-in for a source that is only read, with threads of its own that wait for it. It behaves like a block
+    /// device.
+    pub fn of_source(name: &Path, source: Arc<dyn ReadSource>) -> Result<ImageFile, FileOpenError> {
+        let size = source.size();
+        let options = OpenOptions { write: false, cache: Cache::Writeback, lock: false };
+        let stand_in = ImageFile::of_nothing(name, size, false)?;
+        let source = SourceFile::new(source).map_err(|cause| FileOpenError::failed("open", name, cause))?;
+        Ok(ImageFile { options, device_len: Some(size), source: Some(source), ..stand_in })
+    }
+
+    /// The source that this stands for.
+    pub(crate) fn source(&self) -> Option<&SourceFile> {
+        self.source.as_ref()
+    }
+
     /// The export that this stands for.
     pub fn remote(&self) -> Option<&Remote> {
         self.remote.as_ref()
@@ -197,6 +215,7 @@ impl ImageFile {
             is_in_memory,
             data: None,
             remote: None,
+            source: None,
             sync_failed: false,
         }
     }
@@ -300,6 +319,9 @@ impl ImageFile {
         if let Some(remote) = &self.remote {
             return remote.allocated(at, len);
         }
+        if self.source.is_some() {
+            return Allocation::Data(len);
+        }
         match rustix::fs::seek(&*self.file, SeekFrom::Data(at)) {
             Ok(data) if data > at => Allocation::Hole(len.min(data - at)),
             Ok(_) => match rustix::fs::seek(&*self.file, SeekFrom::Hole(at)) {
@@ -332,7 +354,7 @@ impl ImageFile {
     /// Returns true if io_uring would need a worker thread for every transfer on this file, because the file system
     /// cannot do I/O without blocking its caller (tmpfs). Linux AIO is the faster engine then.
     pub fn uring_needs_workers(&self) -> bool {
-        if self.remote.is_some() {
+        if self.remote.is_some() || self.source.is_some() {
             return false;
         }
         let buffer = memory::Buffer::zeroed(memory::PAGE);

@@ -24,6 +24,7 @@ mod aio_context;
 mod alignment;
 mod backend;
 mod bell;
+mod blocking_source;
 mod bounce;
 mod call;
 mod engine;
@@ -57,6 +58,7 @@ mod workers;
 
 pub use aio::Aio;
 pub use alignment::Alignment;
+pub use blocking_source::ReadSource;
 pub use engine::{DEPTH_MAX, Engine, EngineKind};
 pub use engine_error::EngineError;
 pub use file::{Cache, ImageFile, OpenOptions, access_mode, sync_directory};

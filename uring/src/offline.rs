@@ -41,6 +41,9 @@ impl Source for ImageFile {
         if let Some(remote) = self.remote() {
             return remote.wait_to_read(at.0, bytes).map_err(|error| ReadFault::Failed(errno(error)));
         }
+        if let Some(source) = self.source() {
+            return source.wait_to_read(at.0, bytes).map_err(|error| ReadFault::Failed(errno(error)));
+        }
         match self.options().cache {
             Cache::Writeback => self.as_file().read_exact_at(bytes, at.0).map_err(fault),
             Cache::None => self.read_aligned(at.0, bytes).map_err(fault),
@@ -53,6 +56,9 @@ impl ImageFile {
     pub fn write_at(&mut self, at: FileOffset, bytes: &[u8]) -> io::Result<()> {
         if let Some(remote) = self.remote() {
             return remote.wait_to_write(at.0, bytes).map_err(|error| io::Error::from_raw_os_error(errno(error)));
+        }
+        if self.source().is_some() {
+            return Err(io::ErrorKind::ReadOnlyFilesystem.into());
         }
         match self.options().cache {
             Cache::Writeback => self.as_file().write_all_at(bytes, at.0),

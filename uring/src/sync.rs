@@ -43,6 +43,11 @@ impl WakeEvent {
         let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
         // After a signal or an error the thread checks for work again.
         poll(&mut fds, None).unwrap_or_default();
+        self.clear();
+    }
+
+    /// Takes back all signals so far.
+    pub(crate) fn clear(&self) {
         rustix::io::read(&self.0, &mut [0; 8]).unwrap_or_default();
     }
 }

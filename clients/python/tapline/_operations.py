@@ -882,15 +882,18 @@ class Operations(Transport):
         return self.request("POST", f"/v1/vdis/{uuid}/export", body=body, if_match=if_match)
 
     def vdi_import(
-        self, *, name, source_format, sr, allow_duplicate_name=UNSET, description=UNSET, format=UNSET,
-        logical_block_size=UNSET, other_config=UNSET, path=UNSET, really_raw=UNSET, tags=UNSET, upload=UNSET,
-        uuid=UNSET,
+        self, *, name, source_format, sr, allow_duplicate_name=UNSET, checksum=UNSET, description=UNSET, format=UNSET,
+        insecure_http=UNSET, logical_block_size=UNSET, other_config=UNSET, path=UNSET, really_raw=UNSET, tags=UNSET,
+        upload=UNSET, url=UNSET, uuid=UNSET,
     ):
         """Creates a VDI from a file on the host.
 
         allow_duplicate_name: Whether another VDI in the repository may have the same name.
+        checksum: The digest that the file at an HTTP server must have, or where that is found.
         description: Its description.
         format: Format of the VDI; the repository's default if omitted.
+        insecure_http: Whether the file is read over plain HTTP, where anyone on the way can change it, although its
+            digest is not given.
         logical_block_size: Size of the sectors that a guest addresses, in bytes; if omitted, that which the file
             records, or 512 if its format cannot record it.
         name: Its name.
@@ -901,15 +904,16 @@ class Operations(Transport):
         sr: The repository to create it in.
         tags: Words to find it by.
         upload: The upload, all of which has arrived. It is gone when the VDI has been created.
+        url: The file at an HTTP server. It is downloaded into the repository as a whole first.
         uuid: Its identity; a random one if omitted.
 
         Returns a `Task` to wait for.
         """
         body = _given({
-            "allow_duplicate_name": allow_duplicate_name, "description": description, "format": format,
-            "logical_block_size": logical_block_size, "name": name, "other_config": other_config, "path": path,
-            "really_raw": really_raw, "source_format": source_format, "sr": sr, "tags": tags, "upload": upload, "uuid":
-            uuid,
+            "allow_duplicate_name": allow_duplicate_name, "checksum": checksum, "description": description, "format":
+            format, "insecure_http": insecure_http, "logical_block_size": logical_block_size, "name": name,
+            "other_config": other_config, "path": path, "really_raw": really_raw, "source_format": source_format, "sr":
+            sr, "tags": tags, "upload": upload, "url": url, "uuid": uuid,
         })
         return self.request("POST", "/v1/vdis/import", body=body)
 

@@ -79,7 +79,7 @@ fn named(path: &Path, error: &io::Error) -> io::Error {
 /// connects, or whose path is not UTF-8, which a message cannot contain; nor while a process of this user that has died
 /// has left a redo log, which may be that of one of the images under another name.
 pub fn is_possible(images: &[&ImageName]) -> bool {
-    let is_file = |name: &&ImageName| name.uri().is_none() && name.paths().all(|path| path.to_str().is_some());
+    let is_file = |name: &&ImageName| !name.is_at_server() && name.paths().all(|path| path.to_str().is_some());
     images.iter().all(is_file) && !has_left_logs(&redo_name::directory(geteuid().as_raw()))
 }
 

@@ -23,7 +23,7 @@ pub enum FileIdentity {
 impl FileIdentity {
     /// Identifies the file of an image, if it exists.
     pub fn of(files: &Files, name: &ImageName) -> Option<FileIdentity> {
-        if name.uri().is_some() { None } else { FileIdentity::of_path(files, name.path()) }
+        if name.is_at_server() { None } else { FileIdentity::of_path(files, name.path()) }
     }
 
     /// Identifies the file at a path, if it exists.

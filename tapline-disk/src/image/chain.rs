@@ -204,7 +204,7 @@ impl Layers {
         served: Option<Served>,
     ) -> Result<(), Failure> {
         let files = &self.from;
-        if name.uri().is_some() {
+        if name.is_at_server() {
             return self.add_remote(name, options.write, served.is_some());
         }
         let taken_over = served.is_some_and(|served| served.taken_over);

@@ -12,6 +12,7 @@ use vm::syntax::shell_word;
 
 use crate::files::Files;
 use crate::image::create::seconds;
+use crate::image::http;
 use crate::image::mtime;
 use crate::image::rewrite_marker::UnfinishedRewrite;
 use crate::image::uuid;
@@ -26,6 +27,7 @@ pub fn record(
     image: &Image,
     file: &ImageFile,
 ) -> Result<Link, Failure> {
+    http::refuse(format!("use {parent} as a parent"), parent)?;
     if parent.format.is_read_only() {
         return Err(only_read(format!("use {parent} as a parent"), parent));
     }

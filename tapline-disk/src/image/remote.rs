@@ -1,6 +1,6 @@
-//! Images at NBD servers: raw disks, named by a URI.
+//! Images at servers: raw disks at NBD servers, named by a URI, and through [`http`] files at HTTP servers.
 //!
-//! It knows nothing about the protocol. Invariants: a process opens them only if it works on the file system, not on
+//! It knows nothing about the protocols. Invariants: a process opens them only if it works on the file system, not on
 //! passed files, because connecting again needs rights that such a process has given up; a connection is used by one
 //! disk at a time, and again when that is done, because some servers end with their last client.
 
@@ -16,6 +16,7 @@ use vm::syntax::shell_word;
 
 use crate::files::Files;
 use crate::files::identity::FileIdentity;
+use crate::image::http;
 use crate::process::failure::Failure;
 use crate::process::log::say;
 use crate::process::signals::is_stopping;
@@ -64,7 +65,10 @@ pub fn set_patience(patience: Patience) {
 
 /// Opens an image at a server; returns `None` if the image is a file.
 pub fn open(files: &Files, name: &ImageName, write: bool, user: User) -> Result<Option<ImageFile>, Failure> {
-    let Some(word) = name.uri() else { return Ok(None) };
+    if user == User::Served {
+        http::refuse(format!("serve {name}"), name)?;
+    }
+    let Some(word) = name.uri() else { return http::open(files, name) };
     let failed = |why: String| Failure::new(format!("open {name}"), why).of_kind(Kind::Invalid);
     if files.are_handed() {
         return Err(failed("this process works on passed files only, and may not connect to a server".to_owned()));
@@ -148,9 +152,10 @@ fn is_same(files: &Files, one: &Place, other: &Place) -> bool {
 
 /// Rejects an image at a server where a command needs a file.
 pub fn refuse<'a>(names: impl IntoIterator<Item = &'a ImageName>) -> Result<(), Failure> {
-    match names.into_iter().find(|name| name.uri().is_some()) {
+    match names.into_iter().find(|name| name.is_at_server()) {
         None => Ok(()),
         Some(name) => {
+            http::refuse(format!("use {name} here"), name)?;
             let why = "an image at an NBD server can only be converted, compared, shown, measured and served, and be \
                        the parent of a qcow2 image";
             Err(Failure::new(format!("use {name} here"), why)
@@ -162,6 +167,9 @@ pub fn refuse<'a>(names: impl IntoIterator<Item = &'a ImageName>) -> Result<(), 
 
 /// Rejects chains in which an image at a server is not the last parent, below an image that can record its URI.
 pub fn refuse_in_chain(names: &[&ImageName]) -> Result<(), Failure> {
+    if names.len() > 1 {
+        names.iter().try_for_each(|name| http::refuse(format!("use {name} in a chain"), name))?;
+    }
     let Some(depth) = names.iter().position(|name| name.uri().is_some()) else { return Ok(()) };
     let Some(name) = names.get(depth).filter(|_| names.len() > 1) else { return Ok(()) };
     let child = depth.checked_sub(1).and_then(|above| names.get(above));

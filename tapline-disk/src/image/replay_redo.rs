@@ -8,6 +8,7 @@ use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::files::Files;
 use crate::image::redo_log::{self, AfterFailure};
+use crate::image::remote::{self, User};
 use crate::process::failure::Failure;
 use crate::process::log::say;
 
@@ -49,6 +50,9 @@ pub fn to_write(files: &Files, name: &ImageName, options: OpenOptions) -> Result
 
 /// Opens the file of an image for reading, and its redo log, if there is one, through which it must be read.
 pub fn to_read(files: &Files, name: &ImageName, options: OpenOptions) -> Result<(ImageFile, Option<RedoLog>), Failure> {
+    if let Some(file) = remote::open(files, name, false, User::Job)? {
+        return Ok((file, None));
+    }
     let mut file = files.open_image(name, OpenOptions { write: false, ..options }).map_err(Failure::said)?;
     let log = redo_log::read(files, name, &mut file)?;
     Ok((file, log))
@@ -56,7 +60,7 @@ pub fn to_read(files: &Files, name: &ImageName, options: OpenOptions) -> Result<
 
 /// Replays the redo log of an image that is then opened for reading.
 pub fn image(files: &Files, name: &ImageName) -> Result<(), Failure> {
-    if name.uri().is_none() && redo_log::is_left(files, name.path()) {
+    if !name.is_at_server() && redo_log::is_left(files, name.path()) {
         drop(to_write(files, name, OpenOptions { write: true, cache: Cache::Writeback, lock: true })?);
         // Its lock would conflict with the reader's.
         files.close_writable(name.path());
@@ -74,7 +78,7 @@ pub fn chain(chain: &ChainToReplay<'_>) -> Result<Replayed, Failure> {
     for (depth, name) in chain.names.iter().enumerate().rev() {
         let write = options.write && depth < chain.writable;
         let by_disk = chain.is_served && write;
-        if by_disk || name.uri().is_some() || !redo_log::is_left(chain.files, name.path()) {
+        if by_disk || name.is_at_server() || !redo_log::is_left(chain.files, name.path()) {
             continue;
         }
         let has_failed = settled.below_failed || redo_log::has_failed(chain.files, name.path());

@@ -70,7 +70,7 @@ impl UnfinishedRewrite {
 
     /// Returns the marker of the image `name`, if there is one. A process that passes files checks for markers itself.
     pub fn find(files: &Files, name: &ImageName) -> Result<Option<UnfinishedRewrite>, Failure> {
-        if files.are_handed() || name.uri().is_some() {
+        if files.are_handed() || name.is_at_server() {
             return Ok(None);
         }
         let Some(path) = marker_path(name)? else { return Ok(None) };

@@ -25,6 +25,7 @@ use crate::image::libvhd;
 use crate::image::progress::Progress;
 use crate::jobs::compare::first_difference;
 use crate::jobs::create::{check_unit, unit};
+use crate::jobs::fetch;
 use crate::jobs::runner::Runner;
 use crate::jobs::stream::{Chunk, Stream, join, stored_runs};
 use crate::process::failure::{Exit, Failure};
@@ -64,6 +65,20 @@ const LISTED: usize = 20;
 
 /// Runs `image convert`.
 pub fn run(files: &Files, convert: &Convert) -> Result<Exit, Failure> {
+    if convert.target.url().is_some() {
+        let failure = Failure::new(format!("write to {}", convert.target), "objects at HTTP servers are only read");
+        return Err(failure.advise("convert to a file, and upload that").of_kind(Kind::Invalid));
+    }
+    match &convert.checksum {
+        None => convert_source(files, convert, &convert.source),
+        Some(checksum) => {
+            fetch::before_conversion(files, convert, checksum, |local| convert_source(files, local, &convert.source))
+        }
+    }
+}
+
+/// Converts; `shown` is the source in the report.
+fn convert_source(files: &Files, convert: &Convert, shown: &ImageName) -> Result<Exit, Failure> {
     check_streams(files, convert)?;
     if convert.target.is_stream() {
         return to_output(files, convert);
@@ -86,7 +101,7 @@ pub fn run(files: &Files, convert: &Convert) -> Result<Exit, Failure> {
     target.keep()?;
     libvhd::note_block_size(&convert.target, unit(&convert.target, convert.block_size)?);
     note_sector_size(convert, block, copied.block);
-    report(convert, len, &copied)
+    report(convert, shown, len, &copied)
 }
 
 /// Converts to standard output. A signal simply kills the process: there is nothing to remove.
@@ -105,7 +120,7 @@ fn to_output(files: &Files, convert: &Convert) -> Result<Exit, Failure> {
     }
     output.finish(len, &image)?;
     progress.finish();
-    say(summary(convert, len, &copied).trim_end());
+    say(summary(convert, &convert.source, len, &copied).trim_end());
     note_sector_size(convert, block, copied.block);
     Ok(copied.exit())
 }
@@ -266,20 +281,20 @@ fn verify(files: &Files, convert: &Convert, target: &ImageName, stop: &mut Optio
     }
 }
 
-fn report(convert: &Convert, size: u64, copied: &Copied) -> Result<Exit, Failure> {
+fn report(convert: &Convert, source: &ImageName, size: u64, copied: &Copied) -> Result<Exit, Failure> {
     if convert.json {
-        let (source, target) = (convert.source.to_string(), convert.target.to_string());
+        let (source, target) = (source.to_string(), convert.target.to_string());
         let lost = copied.lost.iter().map(|span| Lost { at: span.at.0, len: span.len }).collect();
         let (written, compressed, verified) = (copied.written, copied.compressed, convert.verify);
         printed::json(&Converted { source, target, size, written, compressed, verified, lost })?;
     } else {
-        printed::print(&summary(convert, size, copied))?;
+        printed::print(&summary(convert, source, size, copied))?;
     }
     Ok(copied.exit())
 }
 
-fn summary(convert: &Convert, size: u64, copied: &Copied) -> String {
-    let Convert { source, target, .. } = convert;
+fn summary(convert: &Convert, source: &ImageName, size: u64, copied: &Copied) -> String {
+    let target = &convert.target;
     let verified = if convert.verify { ", verified" } else { "" };
     let (size, written) = (readable(size), readable(copied.written));
     let compressed = copied.compressed.map(|bytes| format!(", compressed to {}", readable(bytes))).unwrap_or_default();

@@ -106,7 +106,7 @@ impl Parent {
 pub fn run(files: &Files, info: &Info) -> Result<Exit, Failure> {
     let files = &if info.unknown { files.distrusting() } else { files.clone() };
     let names = || std::iter::once(&info.image).chain(&info.parents.names);
-    let layers = open(files, info, names().filter(|name| name.uri().is_none()).map(ImageName::path))?;
+    let layers = open(files, info, names().filter(|name| !name.is_at_server()).map(ImageName::path))?;
     let left = |depth| layers.logs.iter().find(|(of, _)| *of == depth).and_then(|(_, log)| log.owed());
     let described: Result<Vec<LayerInfo>, Failure> = names()
         .zip(layers.images.iter().zip(&layers.files))

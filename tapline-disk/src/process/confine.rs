@@ -12,7 +12,7 @@ mod calls;
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, LandlockStatus, RestrictionStatus, Ruleset, RulesetAttr,
-    RulesetError, RulesetStatus, Scope,
+    RulesetCreatedAttr, RulesetError, RulesetStatus, Scope, path_beneath_rules,
 };
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::{CapabilitySet, CapabilitySets, clear_ambient_capability_set, set_capabilities, set_no_new_privs};
@@ -23,13 +23,38 @@ use crate::process::log::say;
 /// The newest version of Landlock known here. On an older kernel, everything that its version has is used.
 const NEWEST: ABI = ABI::V10;
 
-/// Drops all privileges and all access to files and sockets by name.
-pub fn enter() -> Result<(), Failure> {
+/// What a confined process may still reach by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Nothing.
+    Nothing,
+    /// TCP and UDP servers; and files that the C library reads to find them, which are the same for all users.
+    Servers,
+}
+
+/// Files and directories that the resolver of names reads: its settings, which may be links to `/run`, and the modules
+/// that these name.
+const OF_RESOLVER: [&str; 11] = [
+    "/etc/resolv.conf",
+    "/etc/hosts",
+    "/etc/host.conf",
+    "/etc/nsswitch.conf",
+    "/etc/gai.conf",
+    "/etc/services",
+    "/etc/ld.so.cache",
+    "/lib",
+    "/lib64",
+    "/usr/lib",
+    "/usr/lib64",
+];
+
+/// Drops all privileges and all access to files and sockets by name, but for what it may reach.
+pub fn enter(reach: Reach) -> Result<(), Failure> {
     give_up_privilege().map_err(|error| Failure::new("drop privileges", error))?;
     // Other processes of the same user could take its descriptors and read its memory (ptrace(2), pidfd_getfd(2)).
     let hidden = set_dumpable_behavior(DumpableBehavior::NotDumpable);
     hidden.map_err(|error| Failure::new("hide this process from other processes of its user", error))?;
-    let restricted = forbid_names().map_err(|error| Failure::new("confine this process by Landlock", error))?;
+    let restricted = forbid_names(reach).map_err(|error| Failure::new("confine this process by Landlock", error))?;
     if restricted.ruleset == RulesetStatus::NotEnforced {
         let why = match restricted.landlock {
             LandlockStatus::NotEnabled => "it is disabled at boot (lsm=)",
@@ -39,7 +64,7 @@ pub fn enter() -> Result<(), Failure> {
         say(format_args!("not confined by Landlock: {why}"));
     }
     // This is last, because it forbids the system calls of the steps above.
-    if let Err(why) = calls::restrict() {
+    if let Err(why) = calls::restrict(reach) {
         say(format_args!("not confined by seccomp: {why}"));
     }
     Ok(())
@@ -54,14 +79,20 @@ fn give_up_privilege() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Restricts this process by a ruleset that handles everything and allows nothing.
-fn forbid_names() -> Result<RestrictionStatus, RulesetError> {
+/// Restricts this process by a ruleset that handles everything and allows only what it may reach.
+fn forbid_names(reach: Reach) -> Result<RestrictionStatus, RulesetError> {
     let rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(NEWEST))?
-        .handle_access(AccessNet::from_all(NEWEST))?
         .scope(Scope::from_all(NEWEST))?;
-    rules.create()?.restrict_self()
+    match reach {
+        Reach::Nothing => rules.handle_access(AccessNet::from_all(NEWEST))?.create()?.restrict_self(),
+        Reach::Servers => {
+            let rules = rules.handle_access(AccessNet::BindTcp)?.create()?;
+            // Those that do not exist are left out.
+            rules.add_rules(path_beneath_rules(OF_RESOLVER, AccessFs::from_read(NEWEST)))?.restrict_self()
+        }
+    }
 }
 
 #[cfg(test)]
@@ -107,7 +138,7 @@ mod test {
     #[test]
     fn inside_it_aborts() {
         if std::env::var_os(ROOM).is_some() {
-            enter().unwrap();
+            enter(Reach::Nothing).unwrap();
             std::process::abort();
         }
     }
@@ -118,7 +149,7 @@ mod test {
         let Some(room) = std::env::var_os(ROOM) else { return };
         let room = Path::new(&room);
         let open = File::options().read(true).write(true).open(room.join("file")).unwrap();
-        enter().unwrap();
+        enter(Reach::Nothing).unwrap();
         assert_eq!(rustix::process::dumpable_behavior().unwrap(), DumpableBehavior::NotDumpable);
         let denied = |tried: &str, kind: ErrorKind| assert_eq!(kind, ErrorKind::PermissionDenied, "{tried}");
         denied("open", File::open(room.join("file")).unwrap_err().kind());

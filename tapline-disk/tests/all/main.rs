@@ -21,6 +21,7 @@ mod full_killed;
 mod full_qemu;
 mod handed;
 mod held;
+mod http;
 mod image;
 mod image_compressed;
 mod image_foreign;

@@ -7,10 +7,11 @@ use api::{
 
 use super::source_format;
 use crate::find::Disk;
+use crate::image_source::{ImageSource, Verified};
 use crate::label::NewLabels;
 use crate::session::{Session, Waiting};
 use crate::transfer::{self, Reader};
-use crate::word::{self, ImageFile};
+use crate::word;
 
 /// Arguments of `vdi create`.
 #[derive(clap::Args)]
@@ -86,16 +87,18 @@ pub struct Copy {
 pub struct Import {
     /// Name of the disk
     name: Name,
-    /// The file on the daemon's host, which must not have a backing file; '-' reads the standard input, and takes space
-    /// in the repository until the disk is complete
-    #[arg(value_parser = word::image_file)]
-    path: ImageFile,
+    /// The file, which must not have a backing file: a path on the daemon's host, or https://HOST/PATH; '-' reads the
+    /// standard input, and takes space in the repository until the disk is complete
+    #[arg(value_name = "PATH|URL|-", value_parser = ImageSource::parse)]
+    path: ImageSource,
     /// The repository: its name or UUID prefix [default: the only attached one, ISO libraries aside]
     #[arg(long)]
     sr: Option<String>,
-    /// Format of the file; it is never guessed
+    /// Format of the file; it is never guessed [default for a URL: its ending]
     #[arg(long, value_name = "FORMAT", value_parser = word::one_of::<SourceFormat>(&word::SOURCE_FORMATS))]
     source_format: Option<SourceFormat>,
+    #[command(flatten)]
+    verified: Verified,
     /// Take a raw file for what it is called, even if it looks like an image of another format
     #[arg(long)]
     really_raw: bool,
@@ -190,9 +193,10 @@ impl Import {
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let Import {
             name,
-            path,
+            path: source,
             sr,
             source_format,
+            verified,
             really_raw,
             logical_block_size,
             format,
@@ -202,17 +206,19 @@ impl Import {
             waiting,
         } = self;
         let (tags, other_config) = labels.values()?;
-        let source_format = source_format::required(source_format, name.as_str(), &path)?;
+        let source_format = source_format::required(source_format, name.as_str(), &source)?;
+        source.check(&verified)?;
         let sr = session.sr_or_only(sr.as_deref()).await?;
-        let (path, upload) = match path {
-            ImageFile::Host(path) => (Some(session.path(path)?), None),
-            ImageFile::Standard => {
+        let upload = match source {
+            ImageSource::Standard => {
                 waiting.must_wait("an import from the standard input")?;
-                let upload =
-                    transfer::upload(session, sr, name.clone(), None, &mut Reader::of_standard_input()).await?;
-                (None, Some(upload))
+                let mut input = Reader::of_standard_input();
+                Some(transfer::upload(session, sr, name.clone(), None, &mut input).await?)
             }
+            ImageSource::File(_) | ImageSource::Url(_) => None,
         };
+        let (path, url) = source.of_request(session)?;
+        let Verified { checksum, insecure_http } = verified;
         let request = VdiImport {
             uuid: None,
             sr,
@@ -221,6 +227,9 @@ impl Import {
             description,
             path,
             upload,
+            url,
+            checksum,
+            insecure_http,
             source_format,
             really_raw,
             logical_block_size,

@@ -1,10 +1,12 @@
-//! The format of an imported file. It is never guessed; if it is missing, the error shows the command to type.
+//! The format of an imported file. It is never guessed; if it is missing, the error shows the command to type. A URL
+//! may end in it.
 
 use std::path::Path;
 
 use api::{Code, Problem, SourceFormat};
 
-use crate::word::{self, ImageFile};
+use crate::image_source::{ImageSource, format_of_url, is_url};
+use crate::word;
 
 /// Extensions of compressed files, and the command that unpacks them.
 const COMPRESSED: [(&str, &str); 4] = [("gz", "gzip -dk"), ("xz", "xz -dk"), ("zst", "zstd -dk"), ("bz2", "bzip2 -dk")];
@@ -22,16 +24,16 @@ const EXTENSIONS: [(&str, &str); 8] = [
 ];
 
 /// The given format, or an error with the command to type.
-pub fn required(given: Option<SourceFormat>, name: &str, path: &ImageFile) -> Result<SourceFormat, Problem> {
-    let typed = match path {
-        ImageFile::Standard => "-",
-        ImageFile::Host(path) => &path.typed,
-    };
+pub fn required(given: Option<SourceFormat>, name: &str, source: &ImageSource) -> Result<SourceFormat, Problem> {
+    let typed = source.typed();
     let extension = extension(typed);
-    match (given, extension.as_str()) {
-        (_, "ova") => Err(archive(typed)),
-        (Some(format), _) => Ok(format),
-        (None, _) => Err(missing(name, typed, &extension)),
+    match (given, extension.as_str(), source) {
+        (_, "ova", _) => Err(archive(typed)),
+        (Some(format), ..) => Ok(format),
+        (None, _, ImageSource::Url(_)) if COMPRESSED.iter().all(|(known, _)| *known != extension) => {
+            format_of_url(typed).map_err(|_| missing(name, typed, &extension))
+        }
+        (None, ..) => Err(missing(name, typed, &extension)),
     }
 }
 
@@ -45,9 +47,20 @@ fn missing(name: &str, path: &str, extension: &str) -> Problem {
     if let Some((_, unpack)) = COMPRESSED.iter().find(|(known, _)| *known == extension) {
         let unpacked = path.rsplit_once('.').map_or(path, |(stem, _)| stem);
         let format = usual_format(&self::extension(unpacked)).unwrap_or("FORMAT");
-        return Problem::new(Code::Invalid, format!("cannot import {path}: it is a compressed file")).advise(format!(
-            "unpack it: {unpack} {path}; then: tapline vdi import {name} {unpacked} --source-format {format}"
-        ));
+        let what = format!("cannot import {path}: it is a compressed file");
+        let advice = match is_url(path) {
+            true => {
+                let (file, plain) = (last_part(path), last_part(unpacked));
+                format!(
+                    "download and unpack it: curl -fLO {path}; {unpack} {file}; then: tapline vdi import {name} {plain} \
+                     --source-format {format}"
+                )
+            }
+            false => format!(
+                "unpack it: {unpack} {path}; then: tapline vdi import {name} {unpacked} --source-format {format}"
+            ),
+        };
+        return Problem::new(Code::Invalid, what).advise(advice);
     }
     let what = format!("cannot import {path}: its format was not given, and is never guessed");
     let advice = match usual_format(extension) {
@@ -57,6 +70,10 @@ fn missing(name: &str, path: &str, extension: &str) -> Problem {
         None => format!("add --source-format with one of {}", word::SOURCE_FORMATS.join(", ")),
     };
     Problem::new(Code::Invalid, what).advise(advice)
+}
+
+fn last_part(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
 }
 
 fn usual_format(extension: &str) -> Option<&'static str> {
@@ -72,7 +89,7 @@ mod test {
     use super::*;
 
     fn advice(given: Option<SourceFormat>, path: &str) -> String {
-        required(given, "web", &word::image_file(path).unwrap()).unwrap_err().advice.unwrap()
+        required(given, "web", &ImageSource::parse(path).unwrap()).unwrap_err().advice.unwrap()
     }
 
     #[test]
@@ -94,8 +111,16 @@ mod test {
     }
 
     #[test]
+    fn the_ending_of_a_url_is_its_format() {
+        let required = |url: &str| required(None, "web", &ImageSource::parse(url).unwrap());
+        assert_eq!(required("https://host/a.qcow2?x=y"), Ok(SourceFormat::Qcow2));
+        assert!(advice(None, "https://host/a.img").contains("--source-format"));
+        assert!(advice(None, "https://host/a.qcow2.xz").contains("xz -dk"));
+    }
+
+    #[test]
     fn a_given_format_is_used() {
-        let path = word::image_file("/srv/a.qcow2").unwrap();
+        let path = ImageSource::parse("/srv/a.qcow2").unwrap();
         assert_eq!(required(Some(SourceFormat::Raw), "web", &path), Ok(SourceFormat::Raw));
     }
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use api::{
-    Autostart, Code, Description, Driver, Name, OtherConfig, Power, Problem, Size, SourceFormat, Tags, VmCreate,
-    VmShutdown,
+    Autostart, Code, Description, Driver, FileChecksum, Name, OtherConfig, Power, Problem, Size, SourceFormat, Tags,
+    VmCreate, VmShutdown,
 };
 use arguments::number;
 use serde_json::json;
@@ -15,10 +15,11 @@ use super::console;
 use super::devices::Devices;
 use super::seed::SeedFiles;
 use crate::attach::{self, ensure_vbd, import, make};
+use crate::image_source::{ImageSource, Verified, format_of_url, is_url};
 use crate::label::NewLabels;
 use crate::output::say;
 use crate::session::{Session, print};
-use crate::word::{self, HostPath};
+use crate::word;
 
 /// Arguments of `vm create`.
 #[derive(clap::Args)]
@@ -32,9 +33,16 @@ pub struct Create {
     #[arg(long, value_name = word::AUTOSTART, value_parser = word::autostart, num_args = 0..=1, require_equals = true, default_missing_value = "")]
     autostart: Option<Autostart>,
     /// A disk, in the order in which the guest finds them: the name or UUID prefix of one that exists, NAME=SIZE for a
-    /// new one, or NAME=FORMAT:FILE for a new one with the contents of an image file; may be given several times
-    #[arg(long, value_name = "NAME[=SIZE|=FORMAT:FILE]", value_parser = disk_spec)]
+    /// new one, or NAME=FORMAT:FILE for a new one with the contents of an image file, also
+    /// NAME=FORMAT:https://HOST/PATH, where the ending of the URL may be the format; may be given several times
+    #[arg(long, value_name = "NAME[=SIZE|=FORMAT:FILE|=URL]", value_parser = disk_spec)]
     disk: Vec<DiskSpec>,
+    /// The digest of a disk's image at a URL, as with 'vdi import'; may be given several times
+    #[arg(long, value_name = "NAME=DIGEST|URL|auto", value_parser = checksum_of, requires = "disk")]
+    checksum: Vec<(String, FileChecksum)>,
+    /// Also read images over http, without TLS: anyone on the way can change what is read
+    #[arg(long, requires = "disk")]
+    insecure_http: bool,
     /// The repository of new disks [default: the only attached one, ISO libraries aside]
     #[arg(long, requires = "disk")]
     sr: Option<String>,
@@ -114,11 +122,17 @@ enum DiskSource {
     Known,
     /// A new, empty disk of this size.
     Empty(Size),
-    /// A new disk with the contents of an image file.
-    File(SourceFormat, HostPath),
+    /// A new disk with the contents of an image.
+    Image(SourceFormat, ImageSource),
 }
 
-/// Parses `NAME`, `NAME=SIZE` or `NAME=FORMAT:FILE`.
+/// Parses `NAME=CHECKSUM`.
+fn checksum_of(word: &str) -> Result<(String, FileChecksum), String> {
+    let (name, checksum) = word.split_once('=').ok_or("use NAME=DIGEST, with the name of a disk of --disk")?;
+    Ok((name.into(), checksum.parse()?))
+}
+
+/// Parses `NAME`, `NAME=SIZE`, `NAME=FORMAT:FILE`, `NAME=FORMAT:URL` or `NAME=URL`.
 fn disk_spec(word: &str) -> Result<DiskSpec, String> {
     let Some((name, from)) = word.split_once('=') else {
         return match word.contains('/') {
@@ -130,10 +144,11 @@ fn disk_spec(word: &str) -> Result<DiskSpec, String> {
         return Err(format!("'{from}' has no format: use {name}=FORMAT:FILE, as in {name}=qcow2:{from}"));
     }
     let from = match from.split_once(':') {
+        Some(_) if is_url(from) => DiskSource::Image(format_of_url(from)?, ImageSource::parse(from)?),
         Some((format, path)) => {
             let known = serde_json::from_value(json!(format));
             let format = known.map_err(|_| format!("'{format}' is not a format; use raw, vhd, qcow2, vmdk or vhdx"))?;
-            DiskSource::File(format, word::path(path)?)
+            DiskSource::Image(format, ImageSource::parse(path)?)
         }
         None => DiskSource::Empty(word::size(from)?),
     };
@@ -175,7 +190,8 @@ impl Create {
     }
 
     async fn make(self, session: &Session, made: &mut CreatedVm) -> Result<Uuid, Problem> {
-        let Create { name, hardware, description, autostart, disk, sr, labels, .. } = self;
+        let Create { name, hardware, description, autostart, disk, checksum, insecure_http, sr, labels, .. } = self;
+        check_names(&disk, &checksum)?;
         let (tags, other_config) = labels.values()?;
         let request = VmCreate { description, autostart, tags, other_config, ..hardware.machine(session, name)? };
         let vm = attach::uuid(&session.finish(session.client.vm_create(&request).await?).await?)?;
@@ -184,7 +200,13 @@ impl Create {
             let new = match from {
                 DiskSource::Known => None,
                 DiskSource::Empty(size) => Some(make(session, &name, size, sr.as_deref(), None).await?),
-                DiskSource::File(format, path) => Some(import(session, &name, format, path, sr.as_deref()).await?),
+                DiskSource::Image(format, source) => {
+                    let checksum = checksum.iter().find(|(of, _)| *of == name).map(|(_, checksum)| checksum.clone());
+                    // It is for those of the disks that have a URL.
+                    let insecure_http = insecure_http && matches!(source, ImageSource::Url(_));
+                    let verified = Verified { checksum, insecure_http };
+                    Some(import(session, &name, (format, source), verified, sr.as_deref()).await?)
+                }
             };
             made.vdis.extend(new);
             let vdi = match new {
@@ -194,6 +216,20 @@ impl Create {
             ensure_vbd(session, vdi, Some(vm), None).await?;
         }
         Ok(vm)
+    }
+}
+
+/// Refuses checksums of disks that are not made of an image.
+fn check_names(disks: &[DiskSpec], checksums: &[(String, FileChecksum)]) -> Result<(), Problem> {
+    let has_image = |name: &str| {
+        disks.iter().any(|disk| disk.name == name && matches!(disk.from, DiskSource::Image(_, ImageSource::Url(_))))
+    };
+    match checksums.iter().find(|(name, _)| !has_image(name)) {
+        None => Ok(()),
+        Some((name, _)) => {
+            let what = format!("--checksum {name}=...: there is no --disk {name}=URL");
+            Err(Problem::new(Code::Invalid, what))
+        }
     }
 }
 
@@ -238,8 +274,12 @@ mod test {
         assert!(disk_spec("/srv/a.qcow2").unwrap_err().contains("web=qcow2:/srv/a.qcow2"));
         assert!(disk_spec("web=/srv/a.qcow2").unwrap_err().contains("web=qcow2:/srv/a.qcow2"));
         assert!(disk_spec("data=much").is_err() && disk_spec("data=0").is_err());
-        let file = DiskSource::File(SourceFormat::Qcow2, word::path("/srv/a=b.qcow2").unwrap());
+        let file = DiskSource::Image(SourceFormat::Qcow2, ImageSource::parse("/srv/a=b.qcow2").unwrap());
         assert_eq!(disk_spec("root=qcow2:/srv/a=b.qcow2"), Ok(DiskSpec { name: "root".into(), from: file }));
+        let url = DiskSource::Image(SourceFormat::Qcow2, ImageSource::parse("https://host/a.qcow2?b=c").unwrap());
+        assert_eq!(disk_spec("root=https://host/a.qcow2?b=c").unwrap().from, url);
+        assert_eq!(disk_spec("root=qcow2:https://host/a.qcow2?b=c").unwrap().from, url);
+        assert!(disk_spec("root=https://host/a.img").unwrap_err().contains("qcow2:https://host/a.img"));
         assert!(disk_spec("root=qed:/a").unwrap_err().contains("'qed' is not a format"));
     }
 }

@@ -27,6 +27,8 @@ pub struct Handing {
     messages: Vec<(Message, OwnedFd)>,
     /// Image files; their redo logs are passed with them.
     files: Vec<PassedFile>,
+    /// The process may connect to servers.
+    network: bool,
 }
 
 /// The daemon's end of the socket, and the messages to send.
@@ -37,6 +39,16 @@ pub struct Ready {
 }
 
 impl Handing {
+    /// None yet, for a process that may connect to servers.
+    pub fn with_network() -> Handing {
+        Handing { network: true, ..Handing::default() }
+    }
+
+    /// Whether the process may connect to servers.
+    pub fn has_network(&self) -> bool {
+        self.network
+    }
+
     /// Adds the image file that the command line names `path`.
     pub fn file(&mut self, path: &Path, write: bool, file: File) {
         self.files.push(PassedFile { path: path.to_owned(), write, file });

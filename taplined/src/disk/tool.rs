@@ -21,6 +21,11 @@ use crate::config::Config;
 use crate::task::process::{Output, TaskProcess};
 use crate::task::started::Running;
 
+/// The variables of this daemon's environment that a process which may connect to servers gets: its authorities and
+/// proxies.
+const OF_NETWORK: [&str; 7] =
+    ["SSL_CERT_FILE", "https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY"];
+
 /// Starts disk processes.
 #[derive(Clone, Debug)]
 pub struct Tool {
@@ -94,7 +99,18 @@ impl Tool {
         handing: Handing,
         on_progress: impl FnMut(f64),
     ) -> Result<T, Refused> {
-        self.job(all, handing, on_progress, |_| Ok(())).await
+        self.job(all, handing, fractions(on_progress), |_| Ok(())).await
+    }
+
+    /// Like [`Tool::long_image`]; `on_progress` receives the reports of the process.
+    pub async fn measured_image<T: DeserializeOwned>(
+        &self,
+        words: Vec<OsString>,
+        handing: Handing,
+        on_progress: impl FnMut(&Progress),
+    ) -> Result<T, Refused> {
+        let all = std::iter::once("image".into()).chain(words).collect();
+        self.job(all, handing, reports(on_progress), |_| Ok(())).await
     }
 
     /// Like [`Tool::image`], for a process that exchanges messages over its standard input; `talk` does, on a thread.
@@ -104,20 +120,26 @@ impl Tool {
         handing: Handing,
         talk: impl FnOnce(OwnedFd) -> Result<(), Problem> + Send + 'static,
     ) -> Result<T, Refused> {
-        self.job(std::iter::once("image".into()).chain(words).collect(), handing, |_| (), talk).await
+        self.job(std::iter::once("image".into()).chain(words).collect(), handing, reports(|_| ()), talk).await
     }
 
     async fn job<T: DeserializeOwned>(
         &self,
         mut all: Vec<OsString>,
         handing: Handing,
-        on_progress: impl FnMut(f64),
+        on_line: impl FnMut(&[u8]) -> bool,
         talk: impl FnOnce(OwnedFd) -> Result<(), Problem> + Send + 'static,
     ) -> Result<T, Refused> {
         // The process exits with the daemon: the next daemon repeats or rolls back the job, and finds nothing locked.
         all.extend(["--json", "--handed", "--confine", "--end-with-input"].map(OsString::from));
+        all.extend(handing.has_network().then(|| "--network".into()));
+        let network = handing.has_network();
         let (stdin, ready) = handing.prepare(&self.redo)?;
         let mut starting = self.starting(&all)?;
+        if network {
+            let set = |name| std::env::var_os(name).map(|value| (name, value));
+            starting.command.envs(OF_NETWORK.into_iter().filter_map(set));
+        }
         starting.command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         let process = TaskProcess::of(starting.start()?);
         process.id().into_iter().for_each(oom::make_normal);
@@ -131,7 +153,7 @@ impl Tool {
             drop(running);
             sent
         });
-        let Output { stdout, words, status } = process.ended(fractions(on_progress)).await?;
+        let Output { stdout, words, status } = process.ended(on_line).await?;
         match status.code() {
             // A job without a result prints nothing.
             Some(0) => serde_json::from_str(if stdout.trim().is_empty() { "null" } else { &stdout })
@@ -169,16 +191,17 @@ impl Starting {
 /// Passes the completed fraction on from lines that report progress, unless it would decrease.
 fn fractions(mut on_progress: impl FnMut(f64)) -> impl FnMut(&[u8]) -> bool {
     let mut last = 0.0;
-    move |line| match serde_json::from_slice::<Progress>(line) {
-        Ok(progress) => {
-            if progress.part() > last {
-                last = progress.part();
-                on_progress(last);
-            }
-            true
+    reports(move |progress| {
+        if progress.part() > last {
+            last = progress.part();
+            on_progress(last);
         }
-        Err(_) => false,
-    }
+    })
+}
+
+/// Passes lines that report progress on.
+fn reports(mut on_progress: impl FnMut(&Progress)) -> impl FnMut(&[u8]) -> bool {
+    move |line| serde_json::from_slice(line).map(|progress| on_progress(&progress)).is_ok()
 }
 
 /// Why a process has failed, according to the last line of its output. There is none if it was killed, or did not

@@ -4,7 +4,8 @@
 //!    UUIDs of the objects to create. *If killed before this:* nothing has happened, and nothing was promised.
 //! 2. Before each step its name is recorded: a job without one has begun nothing. Each step is idempotent. *If killed
 //!    before the point of no return:* the next daemon rolls the job back, which removes whatever its steps may have
-//!    created. *If killed after it:* the job continues from the last recorded step.
+//!    created, unless what they have done is worth continuing ([`Job::is_continued`]). *If killed after it:* the job
+//!    continues from the last recorded step.
 //! 3. Its end is recorded, in one commit with the release of its leases.
 //!
 //! A step that fails before the point of no return is rolled back at once. One that fails after it is retried, by
@@ -82,6 +83,12 @@ pub trait Job: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
     /// Whether a step after the point of no return has failed in a way that retrying cannot fix. The job is then
     /// rolled back as far as possible.
     fn is_hopeless(&self, _: &Problem) -> bool {
+        false
+    }
+
+    /// Whether the next daemon continues the job from this step, which comes before the point of no return, instead of
+    /// rolling it back, unless it was cancelled.
+    fn is_continued(&self, _: Self::Step) -> bool {
         false
     }
 
@@ -290,7 +297,8 @@ pub async fn recover_as<J: Job>(daemon: &Daemon, job: J, task: Task) -> Result<O
     if task.state == TaskState::Stuck {
         daemon.catalogue.write(move |tx| tx.set_task_unstuck(task.uuid)).await?;
     }
-    if begun.is_some_and(|begun| begun >= J::NO_RETURN) {
+    let is_continued = |begun| task.state != TaskState::Cancelling && job.is_continued(begun);
+    if begun.is_some_and(|begun| begun >= J::NO_RETURN || is_continued(begun)) {
         tracing::info!(task = %task.uuid, verb = J::VERB, step = task.step, "resuming");
         let at_work = daemon.clone();
         let tidies = tidies(&job);

@@ -1,9 +1,10 @@
 //! The files of a VDI, from its own image down, as named and passed to a disk process.
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::sync::Arc;
 
-use api::{LogicalBlockSize, Problem, SourceFormat};
+use api::{ImageUrl, LogicalBlockSize, Problem, SourceFormat};
 use control::ImageName;
 use repo::catalogue::Image;
 use repo::driver::Directory;
@@ -163,9 +164,46 @@ pub async fn look_at(
     really_raw: bool,
     file: std::fs::File,
 ) -> Result<Info, Problem> {
+    let looked = look_at_file(daemon, path.as_path(), format, really_raw, file).await;
+    looked.map_err(|problem| if problem.code == api::Code::Invalid { problem.field("path") } else { problem })
+}
+
+/// The same, of a file that no client has named.
+pub async fn look_at_file(
+    daemon: &Daemon,
+    path: &Path,
+    format: SourceFormat,
+    really_raw: bool,
+    file: std::fs::File,
+) -> Result<Info, Problem> {
     let mut handing = Handing::default();
-    handing.file(path.as_path(), false, file);
-    let mut words = vec!["info".into(), names::image_name(format, path.as_path().to_owned()).word()];
+    handing.file(path, false, file);
+    let words = vec!["info".into(), names::image_name(format, path.to_owned()).word()];
+    first_layer(daemon, words, really_raw, handing).await
+}
+
+/// The metadata of an image at an HTTP server that is new to the catalogue.
+pub async fn look_at_url(
+    daemon: &Daemon,
+    url: &ImageUrl,
+    format: SourceFormat,
+    really_raw: bool,
+    insecure_http: bool,
+) -> Result<Info, Problem> {
+    let mut words = vec!["info".into(), names::image_name(format, url.as_str().into()).word()];
+    // A client is waiting for the answer.
+    words.extend(["--patience", "10"].map(OsString::from));
+    words.extend(insecure_http.then(|| "--insecure-http".into()));
+    let looked = first_layer(daemon, words, really_raw, Handing::with_network()).await;
+    looked.map_err(|problem| if problem.code == api::Code::Invalid { problem.field("url") } else { problem })
+}
+
+async fn first_layer(
+    daemon: &Daemon,
+    mut words: Vec<OsString>,
+    really_raw: bool,
+    handing: Handing,
+) -> Result<Info, Problem> {
     if !really_raw {
         words.push("--unknown".into());
     }
@@ -175,10 +213,10 @@ pub async fn look_at(
         let wrong =
             matches!(&refused, Refused::Disk(error) if matches!(error.kind, Invalid | NotAnImage | Unsupported));
         let problem = Problem::from(refused);
-        if wrong { Problem { code: api::Code::Invalid, ..problem }.field("path") } else { problem }
+        if wrong { Problem { code: api::Code::Invalid, ..problem } } else { problem }
     })?;
     match layers.into_iter().next() {
         Some(info) if info.size > 0 => Ok(info),
-        _ => Err(Problem::new(api::Code::Invalid, format!("{path} contains no disk image")).field("path")),
+        _ => Err(Problem::new(api::Code::Invalid, "the file contains no disk image")),
     }
 }

@@ -70,7 +70,7 @@ pub struct Export {
 
 impl Target {
     /// Writes `source`, whose files are in `handing`, into a new file.
-    async fn fill(
+    pub async fn fill(
         &self,
         daemon: &Daemon,
         context: &Context,

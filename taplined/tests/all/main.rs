@@ -22,6 +22,7 @@ mod harness;
 mod history;
 mod hosts;
 mod http;
+mod http_import;
 mod in_place;
 mod incremental;
 mod inventory;

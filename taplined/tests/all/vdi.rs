@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
+use testkit::web_server::WebServer;
 
 use crate::harness;
 use crate::harness::{Taplined, disks};
@@ -529,6 +530,15 @@ fn scenario(bed: &Bed, verb: &str) -> Ask {
             bed.verb(&vdi, "export", json!({ "path": out, "format": "raw" }));
             post("/vdis/import".into(), json!({ "sr": sr, "name": "in", "path": out, "source_format": "raw" }))
         }
+        "vdi-fetch" => {
+            let server = WebServer::start();
+            let byte = |at: usize| if at < 3 << 20 { 7 } else { 0 };
+            server.put("/a.raw", &(0..usize::try_from(SIZE).unwrap()).map(byte).collect::<Vec<u8>>());
+            let (url, insecure) = (server.url("/a.raw"), true);
+            let asked =
+                json!({ "sr": sr, "name": "in", "url": url, "insecure_http": insecure, "source_format": "raw" });
+            post("/vdis/import".into(), asked)
+        }
         "vdi-restore" => {
             let (target, backup) = crate::backups::backed_up(&bed.daemon, &vdi);
             post(format!("{target}/restore"), json!({ "backup": backup, "sr": sr, "name": "back" }))
@@ -667,6 +677,12 @@ fn a_job_is_completed_or_rolled_back_after_any_kill() {
     for (verb, steps) in by_verb.into_iter().filter(|(verb, _)| !is_other(verb)) {
         killed_anywhere(&verb, &steps.iter().map(String::as_str).collect::<Vec<_>>());
     }
+}
+
+/// In each run: a download is continued, which no other job is before it is certain to succeed.
+#[test]
+fn a_download_is_completed_or_rolled_back_after_any_kill() {
+    killed_anywhere("vdi-fetch", &["fetch", "copy", "record"]);
 }
 
 /// In each run: incremental backups rest on it.

@@ -1,8 +1,9 @@
 //! The system calls allowed in a confined process: operations on its own descriptors, memory and threads.
 //!
-//! None of them opens, creates or executes anything by name, or creates a socket that could be connected. All others
-//! fail with EPERM, the error of Landlock; so this also holds where there is no Landlock. A deny list would be shorter,
-//! but open to every new system call and every call with a second number.
+//! None of them opens, creates or executes anything by name, or creates a socket that could be connected, unless the
+//! process may reach servers. All others fail with EPERM, the error of Landlock; so this also holds where there is no
+//! Landlock, except that a process that may reach servers can then open the files of its user. A deny list would be
+//! shorter, but open to every new system call and every call with a second number.
 //!
 //! If a call can affect another process or bypass the list, its arguments are checked too: limits and signals are for
 //! the process itself, clones are threads, and no descriptor can be used to send a signal.
@@ -17,6 +18,8 @@ use seccompiler::SeccompCmpArgLen::{Dword, Qword};
 use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
 };
+
+use super::Reach;
 
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
@@ -168,13 +171,48 @@ const F_SETOWN_EX: c_int = 15;
 /// into a terminal as its user.
 const SIGNALS_BY_IOCTL: [u32; 3] = [0x8901, 0x8902, 0x5412];
 
+/// What a process that may reach servers needs besides: sockets of the internet and of netlink (the resolver looks
+/// which addresses this host has), and files that Landlock allows.
+const SERVERS: &[c_long] = &[
+    libc::SYS_connect,
+    libc::SYS_bind,
+    libc::SYS_sendmmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_openat,
+    libc::SYS_faccessat,
+    libc::SYS_faccessat2,
+    libc::SYS_readlinkat,
+];
+
+/// Their older variants.
+#[cfg(target_arch = "x86_64")]
+const OLDER_SERVERS: &[c_long] =
+    &[libc::SYS_open, libc::SYS_access, libc::SYS_stat, libc::SYS_lstat, libc::SYS_readlink, libc::SYS_select];
+#[cfg(not(target_arch = "x86_64"))]
+const OLDER_SERVERS: &[c_long] = &[];
+
 /// Restricts this thread, and those that it starts, to these calls.
-pub fn restrict() -> Result<(), Failed> {
+pub fn restrict(reach: Reach) -> Result<(), Failed> {
     seccompiler::apply_filter(&without_clone3()?)?;
-    let allowed = [FILES, EVENTS, ITSELF, OLDER].concat();
+    let mut allowed = [FILES, EVENTS, ITSELF, OLDER].concat();
+    let mut sockets = Rules::new();
+    if reach == Reach::Servers {
+        allowed.extend([SERVERS, OLDER_SERVERS].concat());
+        sockets.insert(libc::SYS_socket, of_families(&[libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK])?);
+    }
     let mut rules: Rules = allowed.into_iter().map(|call| (call, Vec::new())).collect();
     rules.extend(by_arguments(std::process::id())?);
+    rules.extend(sockets);
     Ok(seccompiler::apply_filter(&program(rules, libc::EPERM, Listed::Allowed)?)?)
+}
+
+/// Allows a call if its first argument is one of these address families.
+fn of_families(families: &[c_int]) -> Result<Vec<SeccompRule>, Failed> {
+    let one = |family: &c_int| {
+        let condition = SeccompCondition::new(0, Dword, SeccompCmpOp::Eq, u64::try_from(*family)?)?;
+        Ok(SeccompRule::new(vec![condition])?)
+    };
+    families.iter().map(one).collect()
 }
 
 /// Returns the calls that are allowed only with certain arguments.

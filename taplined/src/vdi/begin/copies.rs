@@ -3,13 +3,15 @@
 use std::path::Path;
 
 use api::{
-    AbsolutePath, Code, ImageFormat, Labels, LogicalBlockSize, Mode, Problem, Task, Vdi, VdiCopy, VdiExport, VdiImport,
+    AbsolutePath, Code, FileChecksum, ImageFormat, ImageUrl, Labels, LogicalBlockSize, Mode, Problem, Task, Vdi,
+    VdiCopy, VdiExport, VdiImport,
 };
 use repo::Tx;
 use repo::catalogue::{Among, must_divide};
 use uuid::Uuid;
 
 use super::super::copy::open;
+use super::super::fetch::{Fetch, new_file};
 use super::super::{Chain, Copy, Export, Import, chain, format_for, must_be_ready};
 use super::{EMPTY, Target, find, must_hold, take, take_new_name, writer_of};
 use crate::daemon::Daemon;
@@ -40,14 +42,23 @@ pub async fn copy(daemon: &Daemon, uuid: Uuid, asked: VdiCopy) -> Result<Task, P
     daemon.tasks.start_job(daemon, job, held).await
 }
 
-/// Starts a `vdi-import` task.
+/// Starts a `vdi-import` task, or a `vdi-fetch` task for a file at an HTTP server.
 pub async fn import(daemon: &Daemon, asked: VdiImport) -> Result<Task, Problem> {
-    let path = match (asked.path, asked.upload) {
-        (Some(path), None) => path,
-        (None, Some(upload)) => daemon.uploads.path(upload).map_err(|problem| problem.field("upload"))?,
-        (Some(_), Some(_)) => return Err(one_source("not both")),
-        (None, None) => return Err(one_source("one of them")),
+    let path = match (asked.path.clone(), asked.upload, &asked.url) {
+        (None, None, Some(url)) => {
+            let url = url.clone();
+            return fetch(daemon, url, asked).await;
+        }
+        (Some(path), None, None) => path,
+        (None, Some(upload), None) => daemon.uploads.path(upload).map_err(|problem| problem.field("upload"))?,
+        (None, None, None) => return Err(one_source("one of them")),
+        _ => return Err(one_source("not several")),
     };
+    if asked.checksum.is_some() || asked.insecure_http {
+        let field = if asked.checksum.is_some() { "checksum" } else { "insecure_http" };
+        let what = format!("'{field}' is for files at HTTP servers");
+        return Err(Problem::new(Code::Invalid, what).field(field).advise("verify a file by sha256sum -c"));
+    }
     let file = open(daemon, &path, asked.upload).await?;
     let found = chain::look_at(daemon, &path, asked.source_format, asked.really_raw, file).await?;
     let block = asked.logical_block_size.or(found.recorded_block_size()).unwrap_or_default();
@@ -67,13 +78,42 @@ pub async fn import(daemon: &Daemon, asked: VdiImport) -> Result<Task, Problem> 
     daemon.tasks.start_job(daemon, job, held).await
 }
 
+async fn fetch(daemon: &Daemon, url: ImageUrl, asked: VdiImport) -> Result<Task, Problem> {
+    // A digest proves what TLS would.
+    let insecure = asked.insecure_http || asked.checksum.as_ref().is_some_and(FileChecksum::is_digest);
+    let found = chain::look_at_url(daemon, &url, asked.source_format, asked.really_raw, insecure).await?;
+    let block = asked.logical_block_size.or(found.recorded_block_size()).unwrap_or_default();
+    must_divide(block, found.size).map_err(|problem| problem.field("logical_block_size"))?;
+    let words = (asked.description, Labels { tags: asked.tags, other_config: asked.other_config });
+    // The file, and the image that is made of it.
+    let sizes = (found.size, found.file_allocated.saturating_mul(2));
+    let target = target(daemon, asked.sr, asked.name, words, asked.format, sizes, block).await?;
+    let chosen = asked.uuid;
+    let job = Fetch {
+        url,
+        format: asked.source_format,
+        really_raw: asked.really_raw,
+        checksum: asked.checksum,
+        insecure_http: asked.insecure_http,
+        file: new_file(),
+        target: Target { vdi: chosen.unwrap_or(target.vdi), ..target },
+    };
+    let unique = !asked.allow_duplicate_name;
+    let held = move |job: &Fetch, task, tx: &mut Tx<'_>| {
+        take(tx, chosen, task)?;
+        let Fetch { url, target: Target { sr, name, .. }, .. } = job;
+        if unique { take_new_name(tx, *sr, name, task, &format!("import {url} as VDI '{name}'")) } else { Ok(()) }
+    };
+    daemon.tasks.start_job(daemon, job, held).await
+}
+
 fn one_target(which: &str) -> Problem {
     let what = format!("an export needs the path of a file on the host or is a download: {which}");
     Problem::new(Code::Invalid, what).field("path")
 }
 
 fn one_source(which: &str) -> Problem {
-    let what = format!("an import needs the path of a file on the host or an upload: {which}");
+    let what = format!("an import needs the path of a file on the host, an upload or a URL: {which}");
     Problem::new(Code::Invalid, what).field("path")
 }
 

@@ -19,6 +19,9 @@ pub struct Fetch {
     /// SHA512SUMS, NAME.sha256 or NAME.sha512 next to the file
     #[arg(long, value_name = "DIGEST|URL|auto")]
     pub checksum: Option<Checksum>,
+    /// Fail, before anything is written, unless it has this size in bytes
+    #[arg(long, value_name = "BYTES", hide = true)]
+    pub expect_size: Option<u64>,
     /// Where its file comes from.
     #[command(flatten)]
     pub handing: Handing,

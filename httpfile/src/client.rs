@@ -30,6 +30,8 @@ const HEADERS_MAX: usize = 32 << 10;
 const REDIRECTIONS_MAX: usize = 5;
 /// Connections that are kept, idle, for the next requests.
 const IDLE_MAX: usize = 16;
+/// The longest pause that a server may request, in seconds.
+const WAIT_MAX: u64 = 3600;
 /// Bytes read between looks at the end of the process.
 const CHUNK: usize = 64 << 10;
 
@@ -215,7 +217,9 @@ impl Answer {
             // RFC 9110, 10.2.3: a number of seconds, or a date, for which the usual pause is taken.
             408 | 429 | 500 | 502..=504 | 507..=599 => Fault::Transient {
                 why: format!("its server answered {status}"),
-                wait: text(&self.headers, "retry-after").and_then(number).map(Duration::from_secs),
+                wait: text(&self.headers, "retry-after")
+                    .and_then(number)
+                    .map(|seconds| Duration::from_secs(seconds.min(WAIT_MAX))),
             },
             401 | 403 | 407 => Fault::of_kind(HttpErrorKind::Missing, format!("its server answered {status}"))
                 .advise("it must be readable without credentials; otherwise download it: curl -fLO URL"),

@@ -37,8 +37,8 @@ pub fn send(socket: BorrowedFd<'_>, pieces: &[Piece<'_>]) -> io::Result<usize> {
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = parts.as_ptr().cast_mut().cast();
     message.msg_iovlen = parts.len().min(PARTS_MAX);
-    // SAFETY: the parts have the layout of `struct iovec`; each lies in memory that `pieces` borrows or keeps mapped for
-    // the time of the call, which only reads it.
+    // SAFETY: the parts have the layout of `struct iovec`; each lies in memory that `pieces` borrows or keeps mapped
+    // for the time of the call, which only reads it.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }

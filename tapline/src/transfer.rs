@@ -1,8 +1,8 @@
 //! Contents of disks that pass through this command: from its standard input or a file into an upload, and from a
 //! download to its standard output or a file.
 //!
-//! It knows bytes, and neither formats nor disks. Invariant: after an interrupt or an error nothing of it remains at the
-//! daemon.
+//! It knows bytes, and neither formats nor disks. Invariant: after an interrupt or an error nothing of it remains at
+//! the daemon.
 
 use std::io::{self, IsTerminal, Read};
 use std::time::Instant;

@@ -1,7 +1,7 @@
 //! Exported disks that clients fetch piece by piece.
 //!
-//! Invariant: like an upload, a download has no name in any file system and no entry in the catalogue, so that neither a
-//! client that disappears nor a killed daemon leaves one behind.
+//! Invariant: like an upload, a download has no name in any file system and no entry in the catalogue, so that neither
+//! a client that disappears nor a killed daemon leaves one behind.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -22,7 +22,7 @@ const IDLE: Duration = Duration::from_secs(3600);
 /// Maximum number of downloads: each may take as much space as its disk.
 const MAX: usize = 32;
 
-/// All downloads.
+/// The exported disks that clients may fetch.
 #[derive(Debug, Default)]
 pub struct Downloads(Mutex<HashMap<Uuid, Arc<Made>>>);
 

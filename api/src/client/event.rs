@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use http_body_util::BodyExt;
 use hyper::Method;
-use hyper::body::{Bytes, Incoming};
+use hyper::body::Incoming;
 
 use super::Client;
-use super::exchange::{Failure, Known, refusal};
+use super::exchange::{Content, Failure, Known, refusal};
 use super::sse::{Message, Reader};
 use super::target::Target;
 use crate::{Code, Event, Problem};
@@ -93,7 +93,7 @@ impl Events {
 
     async fn connect(&self) -> Result<Stream, Failure> {
         let last = self.last.map(Known::LastEvent);
-        let response = self.client.send(Method::GET, &Target::new("events"), last, Bytes::new()).await?;
+        let response = self.client.send(Method::GET, &Target::new("events"), last, Content::none()).await?;
         let status = response.status();
         if status.is_success() {
             return Ok(Stream { body: response.into_body(), reader: Reader::default(), ready: VecDeque::new() });

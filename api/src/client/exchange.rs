@@ -61,6 +61,24 @@ pub enum Known {
     Protocol(&'static str),
 }
 
+/// The body of a request.
+#[derive(Clone, Debug)]
+pub struct Content {
+    bytes: Bytes,
+    kind: &'static str,
+}
+
+impl Content {
+    /// None at all.
+    pub fn none() -> Content {
+        Content::json(Bytes::new())
+    }
+
+    fn json(bytes: Bytes) -> Content {
+        Content { bytes, kind: "application/json" }
+    }
+}
+
 /// A connection that is no longer one of HTTP.
 pub type Stream = TokioIo<Upgraded>;
 
@@ -78,23 +96,24 @@ impl Client {
 
     /// Like `get`, but distinguishes why there is no response.
     pub(super) async fn look<T: DeserializeOwned>(&self, target: &Target) -> Result<T, Failure> {
-        self.read(&self.whole(Method::GET, target, Bytes::new()).await?.body)
+        self.read(&self.whole(Method::GET, target, Content::none()).await?.body)
     }
 
     /// Gets text.
     pub(super) async fn text(&self, target: &Target) -> Result<String, Problem> {
-        let whole = self.whole(Method::GET, target, Bytes::new()).await?;
+        let whole = self.whole(Method::GET, target, Content::none()).await?;
         String::from_utf8(whole.body.into()).map_err(|error| self.senseless(&error))
     }
 
     /// Gets bytes.
     pub(super) async fn bytes(&self, target: &Target) -> Result<Vec<u8>, Problem> {
-        Ok(self.whole(Method::GET, target, Bytes::new()).await?.body.into())
+        Ok(self.whole(Method::GET, target, Content::none()).await?.body.into())
     }
 
     /// Sends bytes, which are no JSON.
     pub(super) async fn send_bytes<T: DeserializeOwned>(&self, target: &Target, bytes: Bytes) -> Result<T, Problem> {
-        let whole = self.whole(Method::POST, target, bytes).await?;
+        let content = Content { bytes, kind: "application/octet-stream" };
+        let whole = self.whole(Method::POST, target, content).await?;
         Ok(self.read(&whole.body)?)
     }
 
@@ -102,7 +121,7 @@ impl Client {
     pub(super) async fn upgrade(&self, target: &Target, protocol: &'static str) -> Result<Stream, Problem> {
         let begin = async {
             let known = Some(Known::Protocol(protocol));
-            let response = self.send(Method::GET, target, known, Bytes::new()).await?;
+            let response = self.send(Method::GET, target, known, Content::none()).await?;
             let status = response.status();
             if status == StatusCode::SWITCHING_PROTOCOLS {
                 let upgraded = hyper::upgrade::on(response).await.map_err(|error| self.broken(&error))?;
@@ -124,7 +143,7 @@ impl Client {
         target: &Target,
         asked: &impl Serialize,
     ) -> Result<T, Problem> {
-        let whole = self.whole(method, target, self.json(asked)?).await?;
+        let whole = self.whole(method, target, Content::json(self.json(asked)?)).await?;
         Ok(self.read(&whole.body)?)
     }
 
@@ -135,7 +154,7 @@ impl Client {
         target: &Target,
         asked: &impl Serialize,
     ) -> Result<Answer<T>, Problem> {
-        let whole = self.whole(method, target, self.json(asked)?).await?;
+        let whole = self.whole(method, target, Content::json(self.json(asked)?)).await?;
         Ok(match whole.status {
             StatusCode::ACCEPTED => Answer::Begun(self.read(&whole.body)?),
             _ => Answer::Done(self.read(&whole.body)?),
@@ -163,7 +182,7 @@ impl Client {
 
     /// A complete response. The request is repeated once if the daemon disappeared before answering; by its key the
     /// daemon, or its successor, recognizes a change as the same.
-    async fn whole(&self, method: Method, target: &Target, body: Bytes) -> Result<Whole, Failure> {
+    async fn whole(&self, method: Method, target: &Target, body: Content) -> Result<Whole, Failure> {
         let key = (method != Method::GET).then(Uuid::new_v4);
         let first = self.once(method.clone(), target, key, body.clone()).await;
         let Err(Failure::Gone(why)) = first else { return first };
@@ -178,7 +197,7 @@ impl Client {
         }
     }
 
-    async fn once(&self, method: Method, target: &Target, key: Option<Uuid>, body: Bytes) -> Result<Whole, Failure> {
+    async fn once(&self, method: Method, target: &Target, key: Option<Uuid>, body: Content) -> Result<Whole, Failure> {
         let all = async {
             let response = self.send(method, target, key.map(Known::Key), body).await?;
             let status = response.status();
@@ -197,7 +216,7 @@ impl Client {
         method: Method,
         target: &Target,
         known: Option<Known>,
-        body: Bytes,
+        Content { bytes, kind }: Content,
     ) -> Result<Response<Incoming>, Failure> {
         let mut request = Request::builder().method(method).uri(target.as_str());
         let mut sender = match &self.endpoint {
@@ -210,8 +229,8 @@ impl Client {
                 self.converse(remote.connect().await?).await?
             }
         };
-        if !body.is_empty() {
-            request = request.header("content-type", "application/json");
+        if !bytes.is_empty() {
+            request = request.header("content-type", kind);
         }
         request = match known {
             Some(Known::LastEvent(seq)) => request.header("last-event-id", seq),
@@ -220,7 +239,7 @@ impl Client {
             None => request,
         };
         let request = request
-            .body(Full::new(body))
+            .body(Full::new(bytes))
             .map_err(|error| Failure::Refused(Problem::failed(format_args!("ask for {}", target.as_str()), error)))?;
         sender.send_request(request).await.map_err(|error| self.broken(&error))
     }

@@ -146,6 +146,35 @@ class Operations(Transport):
         """Gets a page that shows this document in a browser."""
         return self.request("GET", "/v1/docs")
 
+    def download_list(self, *, limit=UNSET, after=UNSET):
+        """Lists the downloads.
+
+        limit: At most this many; if there are more, the header `Link` has the next page. All if omitted.
+        after: Only what comes after the one with this UUID, the last one of the previous page.
+
+        Yields each `Download`.
+        """
+        return self.pages("/v1/downloads", {"limit": limit, "after": after})
+
+    def download_read(self, uuid, *, offset):
+        """Reads a piece of a download: 4 MiB from `offset` on, or less at the end of the file.
+
+        offset: Where in the file the piece begins, in bytes.
+        """
+        query = {"offset": offset}
+        return self.request("GET", f"/v1/downloads/{uuid}/data", query=query)
+
+    def download_remove(self, uuid):
+        """Removes a download."""
+        return self.request("DELETE", f"/v1/downloads/{uuid}")
+
+    def download_show(self, uuid):
+        """Gets a download.
+
+        Returns a `Download`.
+        """
+        return self.request("GET", f"/v1/downloads/{uuid}")
+
     def event_follow(self, *, after=UNSET, limit=UNSET, kind=UNSET, uuid=UNSET):
         """All changes of objects from now on, or after the event given by the header `Last-Event-ID` or by `after`.
 
@@ -521,23 +550,24 @@ class Operations(Transport):
         """
         return self.request("GET", f"/v1/tokens/{uuid}")
 
-    def upload_append(self, uuid, data, *, offset):
+    def upload_append(self, uuid, data, *, offset, last=UNSET):
         """Appends a piece of at most 16 MiB to an upload. When the answer is lost, get the upload: it says where to
         continue.
 
         offset: Where in the file the piece begins, in bytes: where the last one has ended.
+        last: Whether the file ends with this piece, which may be empty.
 
         Returns a `Upload`.
         """
-        query = {"offset": offset}
+        query = {"offset": offset, "last": last}
         return self.request("POST", f"/v1/uploads/{uuid}/append", query=query, body=data)
 
-    def upload_create(self, *, name, size, sr):
+    def upload_create(self, *, name, sr, size=UNSET):
         """Creates an upload. Its pieces are appended, and it is then imported (`vdi_import`). It ends one hour after
         its last piece, and with the daemon.
 
         name: Name of the client's file, for messages.
-        size: Length of the whole file, in bytes.
+        size: Length of the whole file, in bytes; if omitted, the file ends with the piece that is said to be the last.
         sr: The repository whose space the file takes until it has been imported.
 
         Returns a `Upload`.
@@ -870,15 +900,17 @@ class Operations(Transport):
         query = {"dry_run": dry_run}
         return self.request("DELETE", f"/v1/vdis/{uuid}", query=query, if_match=if_match)
 
-    def vdi_export(self, uuid, *, format, path, if_match=None):
+    def vdi_export(self, uuid, *, format, download=UNSET, path=UNSET, if_match=None):
         """Writes a VDI to a new file on the host.
 
+        download: Whether the file is for the client to fetch: the task's result has the UUID of a download. Until it is
+            removed, it takes space in the repository of the VDI.
         format: Format of the file.
-        path: The file, which must not exist.
+        path: The file on the daemon's host, which must not exist.
 
         Returns a `Task` to wait for.
         """
-        body = _given({"format": format, "path": path})
+        body = _given({"download": download, "format": format, "path": path})
         return self.request("POST", f"/v1/vdis/{uuid}/export", body=body, if_match=if_match)
 
     def vdi_import(

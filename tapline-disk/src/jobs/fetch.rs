@@ -48,7 +48,7 @@ pub fn run(files: &Files, fetch: &Fetch) -> Result<Exit, Failure> {
         return Err(FileOpenError::Exists { path: fetch.file.clone() }.into());
     }
     let part = if files.are_handed() { fetch.file.clone() } else { unfinished(&fetch.file)? };
-    let whole = Whole::fetch(files, &fetch.url, fetch.checksum.as_ref(), &part)?;
+    let whole = Whole::fetch(files, &fetch.url, fetch.checksum.as_ref(), fetch.expect_size, &part)?;
     if !files.are_handed() {
         files.name_new(&part, &fetch.file)?;
         files.sync_directory(&fetch.file)?;
@@ -90,7 +90,7 @@ pub fn before_conversion(
     }
     let _stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
     let part = unfinished(target.path())?;
-    let _whole = Whole::fetch(files, url, Some(checksum), &part)?;
+    let _whole = Whole::fetch(files, url, Some(checksum), None, &part)?;
     let local = ImageName { format: source.format, path: part.clone(), data_file: None };
     let exit = run(&Convert { source: local, checksum: None, ..convert.clone() })?;
     files.remove_new(&part).map_err(|error| Failure::new(format!("remove {}", part.display()), error))?;
@@ -108,13 +108,23 @@ struct Whole {
 
 impl Whole {
     /// Downloads the object into the file `part`, or what is missing there.
-    fn fetch(files: &Files, word: &str, checksum: Option<&Checksum>, part: &Path) -> Result<Whole, Failure> {
+    fn fetch(
+        files: &Files,
+        word: &str,
+        checksum: Option<&Checksum>,
+        expected: Option<u64>,
+        part: &Path,
+    ) -> Result<Whole, Failure> {
         let url = http::url(files, word)?;
         let digest =
             checksum.map(|checksum| find(http::client(), &url, checksum)).transpose().map_err(http::failure)?;
         // A digest proves what TLS would.
         let client = if digest.is_some() { http::client_for_digest() } else { Arc::clone(http::client()) };
         let (object, _) = Object::open(&client, &url).map_err(http::failure)?;
+        if let Some(expected) = expected.filter(|expected| *expected != object.size()) {
+            let why = format!("it has {} bytes, and had {expected} when its space was reserved", object.size());
+            return Err(Failure::new(format!("download {url}"), why).advise("it was replaced: try again"));
+        }
         let locked = open(files, part)?;
         let file = File::from(locked.try_clone_fd().map_err(Failure::said)?);
         let (size, validator) = (object.size(), object.identity().validator.to_string());

@@ -179,8 +179,8 @@ impl Reader<'_> {
         self.deliver(AHEAD)
     }
 
-    /// Memory of a delivered chunk that nothing else refers to, or else new memory, which the kernel clears page by page.
-    /// A read fills all of it.
+    /// Memory of a delivered chunk that nothing else refers to, or else new memory, which the kernel clears page by
+    /// page. A read fills all of it.
     fn memory(&mut self, len: usize) -> Segments {
         if let Some(mut oldest) = self.delivered.pop_front() {
             if oldest.len() == len && oldest.is_own_buffer() {

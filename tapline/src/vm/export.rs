@@ -34,7 +34,7 @@ struct Source {
 }
 
 impl Export {
-    /// Runs the verb.
+    /// Writes the archive; a file that is not complete is removed.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let Export { vm, archive, format } = self;
         let vm = session.vm(&vm).await?;

@@ -398,7 +398,8 @@ impl Digests {
     }
 }
 
-/// The members with digests in a list, without directories as everywhere; the list is that of sha256sum(1) or of an OVF (`SHA256(name)= digits`).
+/// The members with digests in a list, without directories as everywhere; the list is that of sha256sum(1) or of an
+/// OVF (`SHA256(name)= digits`).
 fn listed(text: &str) -> Vec<(String, String)> {
     let entry = |name: &str, digits: &str| {
         let name = name.trim();
@@ -419,7 +420,8 @@ fn numbered(name: &Name, number: usize) -> Result<Name, Problem> {
     text.parse().map_err(|why| Problem::new(Code::Invalid, format!("'{text}': {why}")))
 }
 
-/// The format of an image in an OVA, by its name: the description names formats by URLs that nobody agrees upon.
+/// The format of an image in an OVA, by its name: the description names formats by URLs, and each program
+/// has its own.
 fn format_of(file: &str) -> Result<SourceFormat, Problem> {
     let extension = file.rsplit_once('.').map(|(_, extension)| extension.to_ascii_lowercase()).unwrap_or_default();
     match extension.as_str() {

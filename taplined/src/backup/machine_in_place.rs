@@ -158,6 +158,10 @@ impl Job for RestoreVmInPlace {
                 for (backup, disk) in &self.disks {
                     copy(daemon, context, (&self.from, backup), disk).await?;
                 }
+                // The first was examined before the others were copied.
+                for (_, disk) in &self.disks {
+                    begin::must_be_unwritten(daemon, disk.vdi).await?;
+                }
             }
             VmInPlaceStep::Record => {
                 self.record(daemon).await?;

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::{ImageUrl, LogicalBlockSize, Problem, SourceFormat};
 use control::ImageName;
@@ -182,6 +183,9 @@ pub async fn look_at_file(
     first_layer(daemon, words, really_raw, handing).await
 }
 
+/// How long the metadata of an image at an HTTP server may take, for which a client waits.
+const LOOK_AT_URL: Duration = Duration::from_secs(60);
+
 /// The metadata of an image at an HTTP server that is new to the catalogue.
 pub async fn look_at_url(
     daemon: &Daemon,
@@ -194,7 +198,12 @@ pub async fn look_at_url(
     // A client is waiting for the answer.
     words.extend(["--patience", "10"].map(OsString::from));
     words.extend(insecure_http.then(|| "--insecure-http".into()));
-    let looked = first_layer(daemon, words, really_raw, Handing::with_network()).await;
+    let looking = first_layer(daemon, words, really_raw, Handing::with_network());
+    // The process ends with the future.
+    let looked = tokio::time::timeout(LOOK_AT_URL, looking).await.unwrap_or_else(|_| {
+        let what = format!("{url} was not read in {} s", LOOK_AT_URL.as_secs());
+        Err(Problem::new(api::Code::Timeout, what).advise("its server is too slow: download it first: curl -fLO URL"))
+    });
     looked.map_err(|problem| if problem.code == api::Code::Invalid { problem.field("url") } else { problem })
 }
 

@@ -13,7 +13,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use api::{About, Code, FileChecksum, ImageUrl, Problem, SourceFormat, Transfer};
+use api::{About, Code, FileChecksum, ImageUrl, LogicalBlockSize, Problem, SourceFormat, Transfer};
 use control::Progress;
 use control::pace::Pace;
 use serde::de::IgnoredAny;
@@ -49,6 +49,8 @@ pub struct Fetch {
     pub checksum: Option<FileChecksum>,
     /// Whether it may be read over plain HTTP without a digest.
     pub insecure_http: bool,
+    /// The size in bytes for which there is space, and the size of the sectors of the disk, as they were at first.
+    pub seen: (u64, Option<LogicalBlockSize>),
     /// The file that is downloaded, in the repository.
     pub file: String,
     /// The VDI to create.
@@ -94,6 +96,7 @@ impl Fetch {
         handing.plain(&path, true, opened.await?);
         let mut words: Vec<OsString> = vec!["fetch".into(), self.url.as_str().into(), path.into()];
         words.extend(["--patience", PATIENCE].map(OsString::from));
+        words.extend(["--expect-size".into(), OsString::from(self.seen.0.to_string())]);
         if let Some(checksum) = &self.checksum {
             words.extend(["--checksum", checksum.as_str()].map(OsString::from));
         }
@@ -112,9 +115,13 @@ impl Fetch {
         let open = move || directory.open_marked(&name, false);
         let (look_at, convert) = blocking("open a file", move || Ok((open()?, open()?))).await?;
         let found = chain::look_at_file(daemon, &path, self.format, self.really_raw, look_at).await?;
-        if found.size != self.target.size {
+        // What was seen at first was not verified by a digest.
+        if (found.size, found.recorded_block_size()) != (self.target.size, self.seen.1) {
             let (was, is) = (self.target.size, found.size);
-            let what = format!("the disk in {} had {was} bytes at first and has {is}: it has been replaced", self.url);
+            let what = format!(
+                "the disk in {} had {was} bytes at first and has {is}, or other sectors: it has been replaced",
+                self.url
+            );
             return Err(Problem::new(Code::Failed, what).advise("try again"));
         }
         let mut handing = Handing::default();

@@ -104,7 +104,7 @@ fn an_invalid_upload_is_refused() {
     let json = daemon.exchange("POST", &path, &[("content-type", "application/json")], "{}").refusal();
     assert_eq!((json.0, json.1.as_str()), (415, "media-type"), "{json:?}");
     let both = json!({ "sr": sr, "name": "sent", "upload": sr, "path": "/tmp/a", "source_format": "raw" });
-    assert!(daemon.post("/vdis/import", both).1["detail"].as_str().unwrap().contains("not both"));
+    assert!(daemon.post("/vdis/import", both).1["detail"].as_str().unwrap().contains("not several"));
     let neither = json!({ "sr": sr, "name": "sent", "source_format": "raw" });
     assert!(daemon.post("/vdis/import", neither).1["detail"].as_str().unwrap().contains("one of them"));
 }

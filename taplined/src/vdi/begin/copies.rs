@@ -95,6 +95,7 @@ async fn fetch(daemon: &Daemon, url: ImageUrl, asked: VdiImport) -> Result<Task,
         really_raw: asked.really_raw,
         checksum: asked.checksum,
         insecure_http: asked.insecure_http,
+        seen: (found.file_allocated, found.recorded_block_size()),
         file: new_file(),
         target: Target { vdi: chosen.unwrap_or(target.vdi), ..target },
     };

@@ -78,8 +78,8 @@ pub fn download(object: &Arc<Object>, file: &File, progress: &mut dyn FnMut(u64)
     parts.lock().over = true;
     parts.changed.notify_all();
     if let Err(error) = written {
-        // What has been written need not be read again; the first error is the one to report. After an error of the file
-        // a sync would prove nothing: the kernel may have marked clean what it could not write.
+        // What has been written need not be read again; the first error is the one to report. After an error of the
+        // file a sync would prove nothing: the kernel may have marked clean what it could not write.
         if let DownloadError::Http(_) = error {
             drop(partial.record(parts.written()));
         }

@@ -69,7 +69,7 @@ pub struct Content {
 }
 
 impl Content {
-    /// None at all.
+    /// The body of a request without one.
     pub fn none() -> Content {
         Content::json(Bytes::new())
     }

@@ -1,7 +1,7 @@
 //! The archive of a machine: a tar file with its description, then its disks, then their digests.
 //!
-//! It knows members and bytes, and no daemon. Whatever belongs to a host is not in an archive, and never taken from one,
-//! which may be of any origin: networks, files, kernels, passwords in a seed, when a machine is started.
+//! It knows members and bytes, and no daemon. Whatever belongs to a host is not in an archive, and never taken from
+//! one, which may be of any origin: networks, files, kernels, passwords in a seed, when a machine is started.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};

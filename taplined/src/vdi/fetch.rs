@@ -1,7 +1,7 @@
 //! `vdi-fetch`: creates a VDI from an image at an HTTP server.
 //!
 //! 1. `fetch`: the file is downloaded next to the images of the repository, and verified by its digest if that is
-//! known.    *If killed:* the next daemon continues the download, if the file at the server is still the same.
+//!    known. *If killed:* the next daemon continues the download, if the file at the server is still the same.
 //! 2. `copy`: it is converted into a new image, as an import from a file. *If killed:* that is repeated.
 //! 3. `record`: the VDI becomes known by its name, and the downloaded file is removed. *If killed before:* as above.
 //!    *After:* done.

@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 use utoipa::openapi::{RefOr, Schema};
 
 use crate::AbsolutePath;
-use crate::value::{text, text_schema};
+use crate::value::{checked, text, text_schema};
 
 /// How a place in a bucket begins.
 const SCHEME: &str = "s3://";
@@ -123,42 +123,21 @@ impl TryFrom<String> for Region {
     }
 }
 
-/// The methods and the schema of a text type, whose values match a pattern.
-macro_rules! checked {
-    ($type:ty, $max:expr, $pattern:expr, $description:expr) => {
-        text!($type);
-
-        impl FromStr for $type {
-            type Err = String;
-
-            fn from_str(text: &str) -> Result<$type, String> {
-                text.to_owned().try_into()
-            }
-        }
-
-        impl utoipa::PartialSchema for $type {
-            fn schema() -> RefOr<Schema> {
-                text_schema(1, $max, Some($pattern), $description)
-            }
-        }
-
-        impl ToSchema for $type {}
-    };
-}
-
 checked!(
     BackupPlace,
+    1,
     4095,
     r"^(/[^\x00-\x1f\x7f-\x9f]*|s3:/(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+/?)$",
     "The place of a backup target: a directory of the host, or s3://BUCKET[/PREFIX]."
 );
 checked!(
     ServerUrl,
+    1,
     LENGTH_MAX,
     r"^https?://[A-Za-z0-9\[][A-Za-z0-9._:\[\]/%~-]*$",
     "The address of a server: https://HOST[:PORT] or http://HOST[:PORT]."
 );
-checked!(Region, REGION_MAX, "^[A-Za-z0-9-]+$", "The name of a region.");
+checked!(Region, 1, REGION_MAX, "^[A-Za-z0-9-]+$", "The name of a region.");
 
 #[cfg(test)]
 mod test {

@@ -326,7 +326,30 @@ macro_rules! text {
     };
 }
 
-pub(crate) use text;
+/// The methods and the schema of a text type, whose values match a pattern.
+macro_rules! checked {
+    ($type:ty, $min:expr, $max:expr, $pattern:expr, $description:expr) => {
+        text!($type);
+
+        impl FromStr for $type {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<$type, String> {
+                text.to_owned().try_into()
+            }
+        }
+
+        impl utoipa::PartialSchema for $type {
+            fn schema() -> RefOr<Schema> {
+                text_schema($min, $max, Some($pattern), $description)
+            }
+        }
+
+        impl ToSchema for $type {}
+    };
+}
+
+pub(crate) use {checked, text};
 
 text!(Name);
 text!(Description);

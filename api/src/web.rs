@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa::openapi::{RefOr, Schema};
 
-use crate::value::{text, text_schema};
+use crate::value::{checked, text, text_schema};
 
 /// Maximum bytes of a URL.
 const URL_MAX: usize = 4096;
@@ -72,43 +72,20 @@ impl FileChecksum {
     }
 }
 
-text!(ImageUrl);
-text!(FileChecksum);
-
-impl FromStr for ImageUrl {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<ImageUrl, String> {
-        text.to_owned().try_into()
-    }
-}
-
-impl FromStr for FileChecksum {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<FileChecksum, String> {
-        text.to_owned().try_into()
-    }
-}
-
-impl utoipa::PartialSchema for ImageUrl {
-    fn schema() -> RefOr<Schema> {
-        let pattern =
-            r##"^https?://[^\x00-\x20\x7f-\U0010ffff#"<>@\\^`{|}/?]+([/?][^\x00-\x20\x7f-\U0010ffff#"<>\\^`{|}]*)?$"##;
-        let pattern = pattern.replace("\\U0010ffff", "\\uffff");
-        text_schema(9, URL_MAX, Some(&pattern), "The URL of an image: https://HOST[:PORT]/PATH")
-    }
-}
-
-impl utoipa::PartialSchema for FileChecksum {
-    fn schema() -> RefOr<Schema> {
-        let pattern = r"^(auto|sha256:[0-9A-Fa-f]{64}|sha512:[0-9A-Fa-f]{128}|https?://.*)$";
-        text_schema(4, URL_MAX, Some(pattern), "The digest that a file must have, or where it is found")
-    }
-}
-
-impl ToSchema for ImageUrl {}
-impl ToSchema for FileChecksum {}
+checked!(
+    ImageUrl,
+    9,
+    URL_MAX,
+    r##"^https?://[^\x00-\x20\x7f-\uffff#"<>@\\^`{|}/?]+([/?][^\x00-\x20\x7f-\uffff#"<>\\^`{|}]*)?$"##,
+    "The URL of an image: https://HOST[:PORT]/PATH"
+);
+checked!(
+    FileChecksum,
+    4,
+    URL_MAX,
+    r"^(auto|sha256:[0-9A-Fa-f]{64}|sha512:[0-9A-Fa-f]{128}|https?://.*)$",
+    "The digest that a file must have, or where it is found"
+);
 
 #[cfg(test)]
 mod test {

@@ -40,7 +40,7 @@ const CHUNK: usize = 64 << 10;
 pub struct Options {
     /// Also read over plain HTTP, where anyone on the way can change what is read.
     pub allow_http: bool,
-    /// How long a request is repeated to a server that is away or busy; `None` for ever.
+    /// How long a request is repeated to a server that is away or busy; `None`: without a limit.
     pub patience: Option<Duration>,
     /// Returns true once the process is to end.
     pub stopping: fn() -> bool,

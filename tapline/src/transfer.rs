@@ -7,7 +7,8 @@
 use std::io::{self, IsTerminal, Read};
 use std::time::Instant;
 
-use api::{Code, Download, ImageFormat, Name, Problem, UploadCreate, VdiExport};
+use api::{Code, Download, ImageFormat, Name, Problem, Transfer, UploadCreate, VdiExport};
+use control::pace::Pace;
 use control::size::readable;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::signal::unix::{SignalKind, signal};
@@ -15,7 +16,7 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use crate::session::Session;
-use crate::wait::Progress;
+use crate::wait::{Progress, figures};
 
 /// Bytes that are sent at a time, fewer than the daemon accepts.
 pub const PIECE: usize = 8 << 20;
@@ -37,7 +38,7 @@ impl Reader {
             let mut input = io::stdin().lock();
             loop {
                 let mut piece = Vec::with_capacity(PIECE);
-                let read = input.by_ref().take(on_wire(PIECE)).read_to_end(&mut piece);
+                let read = input.by_ref().take(PIECE as u64).read_to_end(&mut piece);
                 let goes_on = matches!(read, Ok(len) if len > 0);
                 if sender.blocking_send(read.map(|_| piece)).is_err() || !goes_on {
                     return;
@@ -67,14 +68,21 @@ pub async fn upload(
 ) -> Result<Uuid, Problem> {
     let shown = format!("sending {name}");
     let upload = session.client.upload_create(&UploadCreate { sr, name, size }).await?.uuid;
-    match unless_interrupted(send_all(session, upload, shown, size, source)).await {
-        Ok(()) => Ok(upload),
-        Err(problem) => {
-            // It would be removed after an hour.
-            session.client.upload_remove(upload).await.ok();
-            Err(problem)
-        }
+    let sent = unless_interrupted(send_all(session, upload, shown, size, source));
+    or_remove(session, upload, sent).await.map(|()| upload)
+}
+
+/// Does something with an upload, which is removed if that fails: otherwise it would be an hour later.
+pub async fn or_remove<T>(
+    session: &Session,
+    upload: Uuid,
+    work: impl Future<Output = Result<T, Problem>>,
+) -> Result<T, Problem> {
+    let done = work.await;
+    if done.is_err() {
+        session.client.upload_remove(upload).await.ok();
     }
+    done
 }
 
 async fn send_all(
@@ -84,13 +92,13 @@ async fn send_all(
     size: Option<u64>,
     source: &mut impl Source,
 ) -> Result<(), Problem> {
-    let mut pace = Pace::new(shown, size);
+    let mut shown = Shown::new(shown, size);
     let mut at = 0;
     while let Some(piece) = source.next().await? {
-        let len = on_wire(piece.len());
+        let len = piece.len() as u64;
         session.client.upload_append(upload, at, false, piece.into()).await?;
         at += len;
-        pace.show(at);
+        shown.show(at);
     }
     if at == 0 {
         return Err(Problem::new(Code::Invalid, "there is nothing to import: the input is empty"));
@@ -143,7 +151,7 @@ impl Fetched {
     ) -> Result<(), Problem> {
         let Download { uuid, size, .. } = self.download;
         let failed = |error| Problem::failed("write the exported disk", error);
-        let mut pace = Pace::new(shown.to_owned(), Some(size));
+        let mut shown = Shown::new(shown.to_owned(), Some(size));
         let mut at = 0;
         while at < size {
             let piece = session.client.download_read(uuid, at).await?;
@@ -153,8 +161,8 @@ impl Fetched {
             }
             seen(&piece);
             target.write_all(&piece).await.map_err(failed)?;
-            at += on_wire(piece.len());
-            pace.show(at);
+            at += piece.len() as u64;
+            shown.show(at);
         }
         target.flush().await.map_err(failed)
     }
@@ -171,14 +179,9 @@ pub fn must_not_be_terminal(output: &impl IsTerminal) -> Result<(), Problem> {
 
 /// Runs `work`, unless the user interrupts it or the terminal is closed.
 async fn unless_interrupted<T>(work: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
-    let failed = |error| Problem::failed("handle an interrupt", error);
-    let [mut interrupts, mut ends, mut hangups] =
-        [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
-    let (interrupts, ends, hangups) = (
-        interrupts.as_mut().map_err(|error| failed(io::Error::from(error.kind())))?,
-        ends.as_mut().map_err(|error| failed(io::Error::from(error.kind())))?,
-        hangups.as_mut().map_err(|error| failed(io::Error::from(error.kind())))?,
-    );
+    let listen = |kind| signal(kind).map_err(|error| Problem::failed("handle an interrupt", error));
+    let (mut interrupts, mut ends) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
+    let mut hangups = listen(SignalKind::hangup())?;
     tokio::select! {
         done = work => done,
         _ = interrupts.recv() => Err(interrupted()),
@@ -192,16 +195,19 @@ fn interrupted() -> Problem {
 }
 
 /// How much has been transferred, on stderr.
-struct Pace {
-    shown: String,
-    size: Option<u64>,
+struct Shown {
+    what: String,
+    /// Of an unknown length it never reaches the end.
+    pace: Pace,
+    is_known: bool,
     begun: Instant,
     progress: Progress,
 }
 
-impl Pace {
-    fn new(shown: String, size: Option<u64>) -> Pace {
-        Pace { shown, size, begun: Instant::now(), progress: Progress::new() }
+impl Shown {
+    fn new(what: String, size: Option<u64>) -> Shown {
+        let pace = Pace::new(size.unwrap_or(u64::MAX));
+        Shown { what, pace, is_known: size.is_some(), begun: Instant::now(), progress: Progress::new() }
     }
 
     fn show(&mut self, done: u64) {
@@ -209,24 +215,17 @@ impl Pace {
         if !io::stderr().is_terminal() {
             return;
         }
-        let rate = u128::from(done) * 1000 / self.begun.elapsed().as_millis().max(1);
-        let rate = readable(u64::try_from(rate).unwrap_or(u64::MAX));
-        let share = self.size.filter(|size| *size > 0).map_or(0.0, |size| as_float(done) / as_float(size));
-        self.progress.show_share(format!("{}: {}, {rate}/s", self.shown, readable(done)), share);
+        self.pace.reach(done);
+        self.pace.sample(self.begun.elapsed());
+        let left = self.pace.left().filter(|_| self.is_known);
+        let transfer = Transfer { done, rate: self.pace.rate(), left, ..Transfer::default() };
+        let share = f64::from(u32::try_from(self.pace.share(1000)).unwrap_or(1000)) / 1000.0;
+        self.progress.show_share(format!("{}: {}{}", self.what, readable(done), figures(&transfer)), share);
     }
 }
 
-impl Drop for Pace {
+impl Drop for Shown {
     fn drop(&mut self) {
         self.progress.finish();
     }
-}
-
-fn as_float(bytes: u64) -> f64 {
-    // Whole mebibytes: as precise as a bar.
-    u32::try_from(bytes >> 20).map_or(f64::MAX, f64::from)
-}
-
-fn on_wire(len: usize) -> u64 {
-    len as u64
 }

@@ -9,7 +9,7 @@ use api::client::Client;
 use api::{Code, Problem, Task, TaskState};
 use tokio::signal::unix::{SignalKind, signal};
 
-pub use progress::Progress;
+pub use progress::{Progress, figures};
 
 /// Duration of a long-poll request for the task's progress, in seconds.
 const STEP: u32 = 1;

@@ -44,6 +44,7 @@ mod sr;
 mod statistics;
 mod task;
 mod token;
+mod transient;
 mod upload;
 mod vdi;
 mod vm;

@@ -1,14 +1,13 @@
 //! Files that clients send piece by piece, to be imported.
 //!
-//! Invariant: an upload has no name in any file system and no entry in the catalogue, so that neither a client that
-//! disappears nor a killed daemon leaves one behind. Received data is never overwritten.
+//! It knows pieces; which uploads there are, and for how long, is `transient`'s. Invariant: received data is never
+//! overwritten.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use api::{AbsolutePath, Code, Problem, Upload, UploadCreate};
 use axum::body::Bytes;
@@ -16,22 +15,15 @@ use jiff::Timestamp;
 use repo::driver::file_failed;
 use uuid::Uuid;
 
-use crate::background;
 use crate::daemon::Daemon;
-
-/// Time without a piece after which an upload is removed.
-const IDLE: Duration = Duration::from_secs(3600);
-
-/// Maximum number of concurrent uploads.
-const MAX: usize = 32;
+use crate::transient::{self, MAX, Transient, Transients};
 
 /// All uploads in progress.
-#[derive(Debug, Default)]
-pub struct Uploads(Mutex<HashMap<Uuid, Arc<Sent>>>);
+pub type Uploads = Transients<Sent>;
 
 /// An upload and its file.
 #[derive(Debug)]
-struct Sent {
+pub struct Sent {
     /// The upload as created.
     upload: Upload,
     file: File,
@@ -48,39 +40,48 @@ struct Arrived {
     last: Instant,
 }
 
-impl Uploads {
-    fn all(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<Sent>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+impl Transient for Sent {
+    fn sr(&self) -> Uuid {
+        self.upload.sr
     }
 
-    fn find(&self, uuid: Uuid) -> Result<Arc<Sent>, Problem> {
-        let missing = || {
+    fn last_use(&self) -> Instant {
+        self.arrived().last
+    }
+
+    fn all_of(daemon: &Daemon) -> &Uploads {
+        &daemon.uploads
+    }
+}
+
+impl Uploads {
+    fn known(&self, uuid: Uuid) -> Result<Arc<Sent>, Problem> {
+        self.find(uuid).ok_or_else(|| {
             Problem::new(Code::NotFound, format!("there is no upload {uuid}"))
                 .advise("an upload is gone when it has been imported, and one hour after its last piece: begin again")
-        };
-        self.all().get(&uuid).cloned().ok_or_else(missing)
+        })
     }
 
     /// Lists all uploads.
     pub fn list(&self) -> Vec<Upload> {
-        self.all().values().map(|sent| sent.shown()).collect()
+        self.all().iter().map(|sent| sent.shown()).collect()
     }
 
     /// The upload with this UUID.
     pub fn show(&self, uuid: Uuid) -> Result<Upload, Problem> {
-        Ok(self.find(uuid)?.shown())
+        Ok(self.known(uuid)?.shown())
     }
 
     /// The path of an upload in messages.
     pub fn path(&self, uuid: Uuid) -> Result<AbsolutePath, Problem> {
-        let Upload { name, .. } = &self.find(uuid)?.upload;
+        let Upload { name, .. } = &self.known(uuid)?.upload;
         let path = format!("/upload/{}", name.as_str().replace('/', "_"));
         path.parse().map_err(|why| Problem::new(Code::Invalid, format!("{path}: {why}")))
     }
 
     /// The file of an upload, for reading. Fails until all of it has arrived.
     pub fn arrived(&self, uuid: Uuid) -> Result<File, Problem> {
-        let sent = self.find(uuid)?;
+        let sent = self.known(uuid)?;
         let Upload { received, size, .. } = sent.shown();
         if size != Some(received) {
             let whole = size.map_or_else(|| "an unknown number of".to_owned(), |size| size.to_string());
@@ -90,22 +91,6 @@ impl Uploads {
         // Reopened for reading only; the file has no other name.
         let again = File::open(format!("/proc/self/fd/{}", sent.file.as_raw_fd()));
         again.map_err(|error| Problem::failed("open an upload", error))
-    }
-
-    /// Removes an upload, if it exists.
-    pub fn remove(&self, uuid: Uuid) {
-        self.all().remove(&uuid);
-    }
-
-    /// Removes the uploads to a repository, which is about to be detached.
-    pub fn remove_of(&self, sr: Uuid) {
-        self.all().retain(|_, sent| sent.upload.sr != sr);
-    }
-
-    /// Time until an upload has been idle for too long; `None` if it is gone or has been idle.
-    fn left(&self, uuid: Uuid) -> Option<Duration> {
-        let idle = self.find(uuid).ok()?.arrived().last.elapsed();
-        IDLE.checked_sub(idle)
     }
 }
 
@@ -154,28 +139,16 @@ pub async fn create(daemon: &Daemon, asked: UploadCreate) -> Result<Upload, Prob
     let upload = Upload { uuid: Uuid::new_v4(), sr, name, size, received: 0, created: Timestamp::now() };
     let arrived = Mutex::new(Arrived { bytes: 0, size, last: Instant::now() });
     let sent = Sent { upload: upload.clone(), file, arrived, turn: Arc::default() };
-    {
-        let mut all = daemon.uploads.all();
-        if all.len() >= MAX {
-            let what = format!("there are {MAX} uploads already");
-            return Err(Problem::new(Code::Overloaded, what).advise("import or remove some of them first"));
-        }
-        all.insert(upload.uuid, Arc::new(sent));
+    if !transient::add(daemon, upload.uuid, sent) {
+        let what = format!("there are {MAX} uploads already");
+        return Err(Problem::new(Code::Overloaded, what).advise("import or remove some of them first"));
     }
-    background::spawn(end_when_idle(daemon.clone(), upload.uuid));
     Ok(upload)
-}
-
-async fn end_when_idle(daemon: Daemon, uuid: Uuid) {
-    while let Some(left) = daemon.uploads.left(uuid) {
-        tokio::time::sleep(left.max(Duration::from_secs(1))).await;
-    }
-    daemon.uploads.remove(uuid);
 }
 
 /// Writes the next piece of an upload, which begins at `offset`; the file ends with the `last` one.
 pub async fn append(daemon: &Daemon, uuid: Uuid, offset: u64, last: bool, piece: Bytes) -> Result<Upload, Problem> {
-    let sent = daemon.uploads.find(uuid)?;
+    let sent = daemon.uploads.known(uuid)?;
     // Also refused while an earlier piece is still being written whose request has ended.
     let Ok(turn) = sent.turn.clone().try_lock_owned() else {
         let what = format!("a piece of the upload {uuid} is being written");

@@ -121,7 +121,7 @@ impl WebServer {
         (state.trick, state.times) = (trick, Some(times));
     }
 
-    /// Makes it answer only so many more requests; others wait until this is called again.
+    /// Limits how many more requests it answers; others wait until this is called again.
     pub fn answer_only(&self, requests: Option<u32>) {
         self.shared.state.lock().unwrap().budget = requests;
         self.shared.changed.notify_all();
@@ -132,7 +132,7 @@ impl WebServer {
         self.shared.state.lock().unwrap().requests.clone()
     }
 
-    /// Waits until there were so many requests.
+    /// Waits until it has received this number of requests.
     pub fn wait_for_requests(&self, count: usize) {
         let mut state = self.shared.state.lock().unwrap();
         while state.requests.len() < count {

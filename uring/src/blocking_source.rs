@@ -144,7 +144,8 @@ impl SourceFile {
         }
     }
 
-    /// Appends completed operations; returns how long nothing more happens without the event, `None` for ever.
+    /// Appends completed operations; returns after which time to look again although
+    /// the event is not signalled, `None` if that is not needed.
     pub(crate) fn turn(&self, done: &mut Vec<FileDone>) -> Option<Duration> {
         let shared = &*self.0.0;
         shared.event.clear();

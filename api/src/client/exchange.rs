@@ -61,6 +61,8 @@ pub enum Known {
     Protocol(&'static str),
 }
 
+const JSON: &str = "application/json";
+
 /// The body of a request.
 #[derive(Clone, Debug)]
 pub struct Content {
@@ -71,11 +73,7 @@ pub struct Content {
 impl Content {
     /// The body of a request without one.
     pub fn none() -> Content {
-        Content::json(Bytes::new())
-    }
-
-    fn json(bytes: Bytes) -> Content {
-        Content { bytes, kind: "application/json" }
+        Content { bytes: Bytes::new(), kind: JSON }
     }
 }
 
@@ -143,7 +141,7 @@ impl Client {
         target: &Target,
         asked: &impl Serialize,
     ) -> Result<T, Problem> {
-        let whole = self.whole(method, target, Content::json(self.json(asked)?)).await?;
+        let whole = self.whole(method, target, self.json(asked)?).await?;
         Ok(self.read(&whole.body)?)
     }
 
@@ -154,17 +152,17 @@ impl Client {
         target: &Target,
         asked: &impl Serialize,
     ) -> Result<Answer<T>, Problem> {
-        let whole = self.whole(method, target, Content::json(self.json(asked)?)).await?;
+        let whole = self.whole(method, target, self.json(asked)?).await?;
         Ok(match whole.status {
             StatusCode::ACCEPTED => Answer::Begun(self.read(&whole.body)?),
             _ => Answer::Done(self.read(&whole.body)?),
         })
     }
 
-    fn json(&self, asked: &impl Serialize) -> Result<Bytes, Problem> {
+    fn json(&self, asked: &impl Serialize) -> Result<Content, Problem> {
         let text = serde_json::to_vec(asked).map_err(|error| Problem::failed("encode the request as JSON", error))?;
         // A request without fields needs no body.
-        Ok(if text == b"null" { Bytes::new() } else { text.into() })
+        Ok(if text == b"null" { Content::none() } else { Content { bytes: text.into(), kind: JSON } })
     }
 
     /// An empty body stands for null: the status says everything.

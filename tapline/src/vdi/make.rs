@@ -237,14 +237,10 @@ impl Import {
             tags,
             other_config,
         };
-        let begun = session.client.vdi_import(&request).await;
-        let imported = match begun {
-            Ok(begun) => session.print_created(begun, waiting).await,
-            Err(problem) => Err(problem),
-        };
-        if let (Some(upload), Err(_)) = (upload, &imported) {
-            session.client.upload_remove(upload).await.ok();
+        let imported = async { session.print_created(session.client.vdi_import(&request).await?, waiting).await };
+        match upload {
+            Some(upload) => transfer::or_remove(session, upload, imported).await,
+            None => imported.await,
         }
-        imported
     }
 }

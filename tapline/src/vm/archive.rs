@@ -184,7 +184,7 @@ impl Members {
 }
 
 fn send_all(archive: impl Read, to: &mpsc::Sender<io::Result<Part>>) -> io::Result<()> {
-    let gone = |_| io::Error::other("nobody reads it any more");
+    let gone = |_| io::Error::other("its reader is gone");
     for entry in tar::Archive::new(archive).entries()? {
         let mut entry = entry?;
         let path = entry.path()?.into_owned();

@@ -26,13 +26,6 @@ pub struct Export {
     format: ImageFormat,
 }
 
-/// A disk to export.
-struct Source {
-    /// What is exported: the disk of a halted machine, or its snapshot.
-    vdi: Uuid,
-    entry: Disk,
-}
-
 impl Export {
     /// Writes the archive; a file that is not complete is removed.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
@@ -141,10 +134,8 @@ async fn write(
     format: ImageFormat,
     to: &mut (impl AsyncWrite + Unpin),
 ) -> Result<(), Problem> {
-    let sources = sources(session, moment.disks, format).await?;
+    let (disks, vdis): (Vec<Disk>, Vec<Uuid>) = sources(session, moment.disks, format).await?.into_iter().unzip();
     let hardware = hardware(known, moment.hardware)?;
-    let (disks, vdis): (Vec<Disk>, Vec<Uuid>) = sources.into_iter().map(|source| (source.entry, source.vdi)).unzip();
-    let names: Vec<String> = disks.iter().map(|disk| disk.file.clone()).collect();
     let described = Machine {
         format: archive::FORMAT.into(),
         version: archive::VERSION,
@@ -156,7 +147,7 @@ async fn write(
     let text = serde_json::to_string_pretty(&described).map_err(|error| Problem::failed("describe it", error))?;
     let digest = archive::write_text(to, archive::DESCRIPTION, &text).await?;
     let mut digests = format!("{}  {}\n", archive::hex(&digest), archive::DESCRIPTION);
-    for (name, vdi) in names.iter().zip(vdis) {
+    for (Disk { file: name, .. }, vdi) in described.disks.iter().zip(vdis) {
         let fetched = Fetched::export(session, vdi, format).await?;
         let size = fetched.size();
         archive::write_header(to, name, size).await?;
@@ -186,9 +177,14 @@ fn hardware(known: &Vm, hardware: VmHardware) -> Result<Hardware, Problem> {
     Ok(Hardware { driver, memory, vcpus: u8::try_from(vcpus).unwrap_or(u8::MAX), platform })
 }
 
-/// The disks to export, by position. A medium of a library, or of a repository that is read-only, is not exported.
-async fn sources(session: &Session, disks: Vec<VmSnapshotDisk>, format: ImageFormat) -> Result<Vec<Source>, Problem> {
-    let mut sources: Vec<Source> = Vec::new();
+/// The disks to export, by position, each with the VDI that is exported: its snapshot, if there is one. A medium of a
+/// library, or of a repository that is read-only, is not exported.
+async fn sources(
+    session: &Session,
+    disks: Vec<VmSnapshotDisk>,
+    format: ImageFormat,
+) -> Result<Vec<(Disk, Uuid)>, Problem> {
+    let mut sources = Vec::new();
     for disk in disks {
         let Vdi { name, description, logical_block_size, sr, .. } = session.client.vdi(disk.vdi).await?;
         if session.client.sr(sr).await?.is_read_only() {
@@ -201,7 +197,7 @@ async fn sources(session: &Session, disks: Vec<VmSnapshotDisk>, format: ImageFor
         let VmSnapshotDisk { position, mode, bootable, queues, .. } = disk;
         let file = format!("disk-{position}.{}", word::of(&format));
         let entry = Disk { file, format, name, description, logical_block_size, position, mode, bootable, queues };
-        sources.push(Source { vdi: disk.snapshot.unwrap_or(disk.vdi), entry });
+        sources.push((entry, disk.snapshot.unwrap_or(disk.vdi)));
     }
     Ok(sources)
 }

@@ -164,17 +164,10 @@ async fn take(
         let begun = session.client.vdi_import(&disk.import(sr, upload)).await?;
         attach::uuid(&session.finish(begun).await?)
     };
-    match imported.await {
-        Ok(vdi) => {
-            disk.vdi = Some(vdi);
-            made.vdis.push(vdi);
-            Ok(())
-        }
-        Err(problem) => {
-            session.client.upload_remove(upload).await.ok();
-            Err(problem)
-        }
-    }
+    let vdi = transfer::or_remove(session, upload, imported).await?;
+    disk.vdi = Some(vdi);
+    made.vdis.push(vdi);
+    Ok(())
 }
 
 async fn connect(session: &Session, vm: Uuid, disk: &PlannedDisk) -> Result<(), Problem> {

@@ -105,7 +105,7 @@ fn line(task: &Task) -> String {
 }
 
 /// The rate of a transfer, the time left, and what is not read or not sent.
-fn figures(transfer: &Transfer) -> String {
+pub fn figures(transfer: &Transfer) -> String {
     let Transfer { rate, left, holes, unchanged, deduplicated, sent, .. } = *transfer;
     let rate = rate.map(|rate| format!(", {}/s", readable(rate))).unwrap_or_default();
     let left = left.map(|left| format!(", {} left", clock(left))).unwrap_or_default();

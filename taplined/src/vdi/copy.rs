@@ -235,7 +235,6 @@ impl Export {
     async fn fill(&self, daemon: &Daemon, context: &Context, download: Uuid) -> Result<(), Problem> {
         let vdi = self.source;
         let sr = daemon.catalogue.read(move |view| view.vdi(vdi)).await?.sr;
-        daemon.downloads.must_have_room()?;
         let directory = daemon.srs.directory(sr).await?;
         let file = daemon.srs.patience.ask(sr, "create a file for a download", move || directory.scratch()).await?;
         let failed = |error| Problem::failed("examine a download", error);
@@ -247,8 +246,7 @@ impl Export {
         let file = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(failed)?;
         let size = file.metadata().map_err(failed)?.len();
         let made = Download { uuid: download, vdi, sr, format: self.format, size, created: Timestamp::now() };
-        download::offer(daemon, made, file);
-        Ok(())
+        download::offer(daemon, made, file)
     }
 
     async fn copy(&self, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
